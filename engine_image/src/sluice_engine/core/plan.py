@@ -1,0 +1,82 @@
+"""What one step does, and what came of it: the messages between scheduler and runner.
+
+Plans carry a step number and requests an incarnation, so a result that comes late is recognised and never applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice_engine.core.request import Request
+
+IdleReason = Literal["no_requests", "no_free_blocks", "no_free_slots", "entry_latched", "budget_exhausted"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRequest:
+    """One request's share of a step: its tokens [start, start + num_tokens)."""
+
+    request: Request
+    incarnation: int
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+    """Whether the last of these tokens is the last known one, so that a new token is sampled after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A victim, and what it lost."""
+
+    request_id: str
+    num_computed: int
+    freed_blocks: int
+    recompute_us: int
+    """Price of computing its state again, from the measured table."""
+    beneficiary_id: str
+    """The request that needed the blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The batch of one step."""
+
+    step: int
+    scheduled: tuple[ScheduledRequest, ...]
+    decode_requests: int
+    prefill_tokens: int
+    context_tokens: int
+    """Tokens of KV that the batch attends to, the step's own included."""
+    preempted: tuple[Preemption, ...] = ()
+    idle_reason: IdleReason | None = None
+    """Why nothing runs; None when something does."""
+    waiting_reasons: tuple[tuple[IdleReason, int], ...] = ()
+    """Requests that stay waiting, counted by the gate that held them."""
+    predicted_us: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return sum(entry.num_tokens for entry in self.scheduled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """The token drawn for one request of a step."""
+
+    request_id: str
+    incarnation: int
+    token_id: int
+    logprob: float | None = None
+    error: str | None = None
+    """Set when this request alone failed (its logits were not finite); token_id is then meaningless."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced: one token for each scheduled request with `samples`."""
+
+    step: int
+    tokens: tuple[SampledToken, ...]

@@ -1,0 +1,110 @@
+"""A request: what was asked, how far it is, and how it ended. Plain data; the scheduler alone changes its progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+# Sampling treats every value below this as greedy: dividing logits by less overflows float32.
+GREEDY_BELOW_TEMPERATURE = 1e-5
+
+
+class RequestStatus(Enum):
+    """Where a request is. One way only, but for preemption: running → waiting."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Outcome(StrEnum):
+    """How a request ended: distinct and final."""
+
+    STOP = "stop"
+    """The model ended it, or a stop string was produced."""
+    LENGTH = "length"
+    """`max_tokens`, or the model's or the pool's length was reached."""
+    ABORTED = "aborted"
+    """The caller left."""
+    FAILED = "failed"
+    """Something broke for this request; the others went on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn from the logits of one request."""
+
+    max_tokens: int
+    """Most output tokens; resolved before the request enters, so that prompt + max_tokens fits."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are dropped."""
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    """Resolved before the request enters (drawn where the caller gave none)."""
+    choice: int = 0
+    """Index within `n`; with seed and position it keys the randomness."""
+    logprobs: bool = False
+    """Whether the log probability of the chosen token is wanted."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the request and are not part of its text."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken."""
+        return self.temperature < GREEDY_BELOW_TEMPERATURE
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of one call. `eq=False`: a request is itself, and hashable by identity."""
+
+    id: str
+    """Unique in the engine: the gate's request id and the choice's index."""
+    tokens: list[int]
+    """Prompt, then output, token ids."""
+    num_prompt: int
+    sampling: SamplingParams
+    arrival_us: int
+    """First arrival; a preemption does not change it."""
+    gate_id: str = ""
+    """The gate's request id, shared by the choices of one call."""
+
+    # The scheduler's own, from here on.
+    status: RequestStatus = RequestStatus.WAITING
+    num_computed: int = 0
+    """Tokens whose KV is held."""
+    blocks: list[int] = field(default_factory=list)
+    """The block table: ids of the KV blocks held, in order."""
+    slot: int = -1
+    """Row of the persistent batch while running, -1 otherwise."""
+    incarnation: int = 0
+    """Raised at each preemption; results of an earlier one are stale."""
+    num_preemptions: int = 0
+    protected_until: int = 0
+    """After a resume: not a victim before `num_computed` has passed this."""
+    outcome: Outcome | None = None
+    error: str | None = None
+    """Why it failed, for a person; set with `Outcome.FAILED`."""
+    scheduled_us: int = -1
+    """When it first ran."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far: what `num_computed` catches up to."""
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def peak_tokens(self) -> int:
+        """Most tokens whose KV it can ever hold: the last sampled token never holds state."""
+        return self.num_prompt + self.sampling.max_tokens - 1

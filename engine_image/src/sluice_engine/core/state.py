@@ -1,0 +1,133 @@
+"""`/state`: the engine's live state as versioned JSON, read by the gate, the operator and `sluice top`.
+
+The types are the contract. Readers decode with `ignore_unknown` and accept two minor versions back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA_VERSION = "1.0"
+
+Phase = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingProgress:
+    """How far a start is."""
+
+    stage: Literal["weights", "warmup", "step_table", "done"]
+    bytes_done: int = 0
+    bytes_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """The measured cost of a mixed step: fixed + per prefill token × prefill tokens + decode, rounded up."""
+
+    fixed_us: int
+    decode_us: int
+    """decode(b) at b = maxSequences where that is set, else 1."""
+    per_prefill_token_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerivedLimits:
+    """What the engine derived from the promise and its step times. 0 where nothing works."""
+
+    feasible: bool
+    reason: str = ""
+    """A sentence when infeasible: which promise, why, and the least that would work."""
+    least_inter_token_latency_us: int = 0
+    """Least promise that would work, when infeasible for the inter-token latency."""
+    least_time_to_first_token_us: int = 0
+    chunk_ceiling_tokens: int = 0
+    """c(1), or the chunk that is set: the most prefill a step may carry beside decodes."""
+    token_budget: int = 0
+    max_sequences: int = 0
+    kv_capacity_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """KV blocks."""
+
+    block_tokens: int
+    total_blocks: int
+    free_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestState:
+    """One request in the engine."""
+
+    id: str
+    """The gate's request id."""
+    choice: int
+    status: Literal["waiting", "running"]
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    max_tokens: int
+    blocks: int
+    incarnation: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedState:
+    """A request that ended lately."""
+
+    id: str
+    choice: int
+    outcome: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """The whole document."""
+
+    schema_version: str
+    boot_id: str
+    """Changes with each start of the engine: counters begin anew."""
+    seq: int
+    """Raised at each publication; a seq that stands still is a frozen engine thread or an idle one."""
+    phase: Phase
+    failure: str = ""
+    model: str = ""
+    max_length_tokens: int = 0
+    step: int = 0
+    step_running_us: int = 0
+    """How long the step in flight has run; 0 between steps."""
+    step_predicted_us: int = 0
+    hung: bool = False
+    """A step with work present outlived max(10 s, 20 × predicted)."""
+    pool: PoolState | None = None
+    running_requests: int = 0
+    waiting_requests: int = 0
+    waiting_tokens: int = 0
+    """Prompt tokens of waiting requests that are still to be computed."""
+    preemptions_total: int = 0
+    derived: DerivedLimits | None = None
+    step_cost: StepCost | None = None
+    decode_curve_us: tuple[tuple[int, int], ...] = ()
+    """(decode batch, µs of a step that only decodes): what a gate needs to predict gaps."""
+    table_digest: str = ""
+    engine_config_hash: str = ""
+    live_config_hash: str = ""
+    loading: LoadingProgress | None = None
+    requests: tuple[RequestState, ...] = ()
+    finished: tuple[FinishedState, ...] = ()
+
+
+def is_readable(schema_version: str) -> bool:
+    """Whether a reader of this version understands a document of that one: same major, at most two minors back or newer."""
+    try:
+        major, minor = (int(part) for part in schema_version.split("."))
+    except ValueError:
+        return False
+    own_major, own_minor = (int(part) for part in SCHEMA_VERSION.split("."))
+    return major == own_major and minor >= own_minor - 2

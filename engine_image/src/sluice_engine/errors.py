@@ -1,0 +1,98 @@
+"""The engine's errors: what a caller did wrong, or what is missing, with its HTTP status and a stable code.
+
+    EngineError
+    ├── InvalidConfig        a file or option the engine was started with
+    ├── ModelUnavailable     weights or tokenizer missing, corrupt, or of an architecture that is not supported
+    └── RequestError         an HTTP answer, as an OpenAI error object
+        ├── InvalidRequest   400  the body breaks a rule; `param` names the field
+        ├── NotFound         404  a model or route that is not here
+        ├── MethodNotAllowed 405  the route takes another method
+        ├── BodyTooLarge     413
+        ├── EngineOverloaded 429  more waits than the engine holds
+        ├── RequestFailed    500  this request failed in the engine; others go on
+        └── EngineNotReady   503  loading, draining or dead
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Any error this package expects; its text is one line for a person."""
+
+
+class InvalidConfig(EngineError):
+    """A configuration value breaks a rule. The text names the field, the value and the limit."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ModelUnavailable(EngineError):
+    """The model cannot be loaded; the text says what and where. `code` is a stable word for `status.failure`."""
+
+    def __init__(self, message: str, code: str = "ModelCorrupt") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RequestError(EngineError):
+    """An answer other than success, rendered as an OpenAI error object."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The OpenAI error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(RequestError):
+    """The body breaks a rule; nothing was queued."""
+
+    status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class NotFound(RequestError):
+    """No such model or route."""
+
+    status, type, code = 404, "invalid_request_error", "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The route exists and takes another method."""
+
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class BodyTooLarge(RequestError):
+    """The body is over the limit; it was not read to its end."""
+
+    status, type, code = 413, "invalid_request_error", "body_too_large"
+
+
+class EngineOverloaded(RequestError):
+    """More requests wait than the engine holds; the gate should have said so first."""
+
+    status, type, code = 429, "rate_limit_error", "engine_overloaded"
+
+
+class RequestFailed(RequestError):
+    """This one request failed inside the engine; the batch went on without it."""
+
+    status, type, code = 500, "server_error", "request_failed"
+
+
+class EngineNotReady(RequestError):
+    """No capacity exists now: the model is loading, the engine drains, or its loop has ended."""
+
+    status, type, code = 503, "server_error", "engine_not_ready"

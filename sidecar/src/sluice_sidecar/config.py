@@ -1,0 +1,49 @@
+"""What a gate is told: `gate.json`, beside `engine.json` in the same immutable ConfigMap; it also reads `live.json`.
+
+Durations are integer microseconds, sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_engine.config import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateConfig:
+    """`gate.json`."""
+
+    served_name: str
+    """The model's name, for labels and messages."""
+    host: str = "::"
+    """Dual-stack wildcard; where the kernel has no IPv6 the gate listens on 0.0.0.0."""
+    port: int = 8080
+    """`/v1/*`, `/livez`, `/readyz`. 0 takes a free one and logs it."""
+    admin_port: int = 9090
+    """`/metrics`, `/state`, `/steps`, `/engine/startupz`, `/engine/livez`."""
+    engine_socket: str = "/run/sluice/engine.sock"
+    live_path: str = "/etc/sluice/live/live.json"
+    run_dir: str = "/run/sluice"
+    """Where `drained` is written, and `gate.json` with the bound addresses for local runs."""
+    state_interval_us: int = 200_000
+    stale_after_us: int = 500_000
+    blind_after_us: int = 5_000_000
+    drain_timeout_us: int = 120_000_000
+    endpoint_propagation_us: int = 5_000_000
+    """How long a draining gate still accepts: endpoints take this long to forget the pod."""
+    body_limit_bytes: int = 8 * 1024 * 1024
+    held_bodies_bytes: int = 256 * 1024 * 1024
+    """All request bodies held together."""
+    stall_timeout_us: int = 30_000_000
+    """A client that reads nothing for this long is cut and its engine request aborted."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(bool(self.served_name), "served_name", "must not be empty")
+        for name in ("port", "admin_port"):
+            require(0 <= getattr(self, name) <= 65535, name, "must be 0 to 65535")
+        for name in ("state_interval_us", "stale_after_us", "blind_after_us", "drain_timeout_us", "stall_timeout_us"):
+            require(getattr(self, name) > 0, name, "must be positive")
+        require(self.endpoint_propagation_us >= 0, "endpoint_propagation_us", "must not be negative")
+        require(1024 <= self.body_limit_bytes <= self.held_bodies_bytes, "body_limit_bytes", "1024 to held_bodies_bytes")

@@ -1,0 +1,1 @@
+"""Readers of an engine's live state, one file an engine."""

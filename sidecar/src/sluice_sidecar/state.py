@@ -1,0 +1,63 @@
+"""`/state` of the gate, versioned JSON: what it measured at the door, what it holds, and the engine's own state within.
+
+Read by the operator (status) and `sluice top`. Readers decode with `ignore_unknown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice_engine.core.state import EngineState
+
+SCHEMA_VERSION = "1.0"
+
+Freshness = Literal["fresh", "stale", "blind", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What clients saw in the last five minutes; None without traffic."""
+
+    time_to_first_token_us: int | None = None
+    """At the promise's target percentile."""
+    inter_token_latency_us: int | None = None
+    requests: int = 0
+    good_requests: int = 0
+    good_requests_per_minute: float = 0.0
+    preemptions_per_minute: float = 0.0
+    kv_usage_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """The door now."""
+
+    open: bool
+    """Whether one more small request would be let in now."""
+    reason: str = ""
+    """Why not: the reason code of the refusal it would get."""
+    kv_ceiling_percent: float = 0.0
+    """As steered by the preemption rate."""
+    predicted_peak_blocks: int = 0
+    ledger_requests: int = 0
+    ledger_blocks: int = 0
+    waiting_at_door: int = 0
+    admitted_total: int = 0
+    refused_total: dict[str, int]
+    """By reason code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateState:
+    """The whole document."""
+
+    schema_version: str
+    ready: bool
+    draining: bool
+    freshness: Freshness
+    live_config_hash: str
+    gate_config_hash: str
+    measured: Measured
+    admission: Admission
+    engine: EngineState | None
