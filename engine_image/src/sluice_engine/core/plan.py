@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_engine.core.request import Request
+from sluice_engine.core.request import Outcome, Request
 
 IdleReason = Literal["no_requests", "no_free_blocks", "no_free_slots", "entry_latched", "budget_exhausted"]
 
@@ -80,3 +80,15 @@ class StepResult:
 
     step: int
     tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a request's caller is told after a step: a token, an end, or both."""
+
+    request: Request
+    token_id: int | None = None
+    """None when the request ended without a new token."""
+    logprob: float | None = None
+    outcome: Outcome | None = None
+    """Set with the last emission of a request."""
