@@ -55,6 +55,11 @@ class StepPlan:
     waiting_reasons: tuple[tuple[IdleReason, int], ...] = ()
     """Requests that stay waiting, counted by the gate that held them."""
     predicted_us: int = 0
+    tokens_left: int = 0
+    """Of the token budget, after planning."""
+    prefill_left: int = 0
+    free_blocks_before: int = 0
+    free_blocks_after: int = 0
 
     @property
     def num_tokens(self) -> int:

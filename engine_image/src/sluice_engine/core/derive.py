@@ -1,0 +1,183 @@
+"""From a promise and step times to limits: prefill chunk, token budget, running requests. The engine derives, others report.
+
+A set value is obeyed or refused with the reason, never bent. When nothing works the engine still serves, at the least
+chunk that makes progress, and says which promise would work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice_engine.config import ChunkConfig, SchedulerConfig, SLOConfig
+from sluice_engine.core.state import DerivedLimits, StepCost
+from sluice_engine.core.steptime import ChunkCeiling, StepTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What the model and its memory hold."""
+
+    num_blocks: int
+    block_tokens: int
+    max_length_tokens: int
+    max_decode_requests: int
+    """Largest decode batch that was measured; limits never rest on more."""
+    max_prefill_tokens: int
+    """Largest prefill sum that was measured."""
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of the whole pool."""
+        return self.num_blocks * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The bounds of one step, as the scheduler obeys them."""
+
+    max_sequences: int
+    token_budget: int
+    prefill_chunk_tokens: int | None
+    """Set by the user: binds in every step. None: c(b) of the step's own b."""
+    max_prefill_tokens_per_request: int | None
+    ceiling: ChunkCeiling
+    block_tokens: int
+
+    def prefill_budget(self, decode_requests: int, context_tokens: int) -> int:
+        """Most prefill tokens of a step beside these decodes."""
+        left = self.token_budget - decode_requests
+        if self.prefill_chunk_tokens is not None:
+            return max(0, min(left, self.prefill_chunk_tokens))
+        if decode_requests == 0:
+            return left
+        # One block at least: where even that breaks the promise, a full batch of decodes must not lock prefill out.
+        return max(0, min(left, max(self.ceiling(decode_requests, context_tokens), self.block_tokens)))
+
+
+def derive(
+    slo: SLOConfig,
+    scheduling: SchedulerConfig,
+    chunk: ChunkConfig,
+    times: StepTimes,
+    capacity: Capacity,
+) -> tuple[DerivedLimits, StepLimits]:
+    """The limits that keep `slo`, or the least promise that would work."""
+    promise = slo.inter_token_latency_us
+    ceiling = ChunkCeiling(times, promise, search_up_to_tokens=capacity.max_prefill_tokens)
+    per_request = min(slo.reference_prompt_tokens, capacity.max_length_tokens)
+
+    def context(b: int) -> int:
+        return min(capacity.pool_tokens, b * per_request)
+
+    def c(b: int) -> int:
+        return ceiling(b, context(b))
+
+    most = min(capacity.num_blocks, capacity.max_decode_requests)
+    block, reason, least_itl = capacity.block_tokens, "", 0
+    set_chunk, set_sequences = chunk.prefill_chunk_tokens, scheduling.max_sequences
+    if set_chunk is None and set_sequences is None:
+        needed = max(block, c(1) // 4)
+        sequences = _largest(most, lambda b: c(b) >= needed)
+    elif set_sequences is None:
+        needed = set_chunk or block
+        sequences = _largest(most, lambda b: c(b) >= needed)
+    else:
+        needed = set_chunk or block
+        sequences = set_sequences if c(set_sequences) >= needed else 0
+    if sequences == 0:
+        beside = set_sequences or 1
+        least_itl = times.bound_us(beside, needed, context(beside))
+        what = f"a prefill chunk of {needed} tokens" if set_chunk else f"one block of prefill ({needed} tokens)"
+        reason = (
+            f"a step with {what} beside {_decodes(beside)} takes {_ms(least_itl)}, "
+            f"the inter-token promise is {_ms(promise)}; the least that would work is {_ms(least_itl)}"
+        )
+        sequences = set_sequences or 1
+    largest_chunk = set_chunk if set_chunk is not None else max(c(1), block)
+    budget = scheduling.token_budget
+    if budget is None:
+        budget = (
+            sequences + set_chunk if set_chunk is not None else max(b + max(c(b), block) for b in _samples(sequences))
+        )
+    elif not reason and budget <= sequences and sequences > 1:
+        reason = f"tokenBudget {budget} leaves no prefill beside {sequences} decodes; raise it above {sequences}"
+    limits = StepLimits(
+        max_sequences=sequences,
+        token_budget=budget,
+        prefill_chunk_tokens=set_chunk,
+        max_prefill_tokens_per_request=chunk.max_prefill_tokens_per_request,
+        ceiling=ceiling,
+        block_tokens=block,
+    )
+    reference = min(per_request, capacity.pool_tokens)
+    alone = idle_ttft_us(reference, limits, times)
+    promised = slo.ttft_promise_us(reference)
+    least_ttft = 0
+    if alone > promised:
+        least_ttft = alone
+        ttft_reason = (
+            f"an idle pod needs {_ms(alone)} for the first token of a {reference}-token prompt, "
+            f"the promise is {_ms(promised)}; the least that would work is {_ms(alone)}"
+        )
+        reason = f"{reason}; {ttft_reason}" if reason else ttft_reason
+    derived = DerivedLimits(
+        feasible=not reason,
+        reason=reason,
+        least_inter_token_latency_us=least_itl,
+        least_time_to_first_token_us=least_ttft,
+        chunk_ceiling_tokens=largest_chunk,
+        token_budget=budget,
+        max_sequences=sequences,
+        kv_capacity_tokens=capacity.pool_tokens,
+    )
+    return derived, limits
+
+
+def idle_ttft_us(prompt_tokens: int, limits: StepLimits, times: StepTimes) -> int:
+    """Time until the first token of a prompt in a pod that does nothing else: the sum of its prefill steps."""
+    per_step = limits.prefill_budget(0, 0)
+    if limits.max_prefill_tokens_per_request is not None:
+        per_step = min(per_step, limits.max_prefill_tokens_per_request)
+    total, done = 0, 0
+    while done < prompt_tokens:
+        tokens = min(max(1, per_step), prompt_tokens - done)
+        done += tokens
+        total += times.bound_us(0, tokens, done)
+    return total
+
+
+def step_cost(times: StepTimes, *, beside: int, chunk_tokens: int, context_tokens: int) -> StepCost:
+    """Three integers whose sum reproduces the ceiling at this promise, rounded up: what CEL can compute with.
+
+    The price of a prefill token is the secant from no prefill to `chunk_tokens`, so that the line meets the curve
+    exactly where the promise binds.
+    """
+    floor = times.bound_us(beside, 0, context_tokens)
+    reach = max(1, chunk_tokens)
+    slope_ns = max(0, -(-(times.bound_us(beside, reach, context_tokens) - floor) * 1000 // reach))
+    intercept = times.bound_us(0, reach, context_tokens) - reach * slope_ns // 1000
+    fixed = min(max(0, intercept), floor)
+    return StepCost(fixed_us=fixed, decode_us=floor - fixed, per_prefill_token_ns=slope_ns)
+
+
+def _largest(most: int, holds: Callable[[int], bool]) -> int:
+    """The largest b in 1..most for which `holds(b)`, taking it to fall with b; 0 when it never does."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _samples(sequences: int) -> list[int]:
+    """Decode batches that decide the largest b + c(b): a step-time table bends only at its own points."""
+    return sorted({1, sequences, *(b for b in (2**i for i in range(1, 16)) if b < sequences)})
+
+
+def _decodes(b: int) -> str:
+    return "1 decode" if b == 1 else f"{b} decodes"
+
+
+def _ms(us: int) -> str:
+    return f"{-(-us // 1000):,} ms"

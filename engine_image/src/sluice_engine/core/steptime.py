@@ -1,0 +1,158 @@
+"""What a step costs, and how much prefill fits beside b decodes inside a promise.
+
+A mixed step costs fixed + per prefill token × prefill tokens + decode(b). Two sources answer the same questions:
+`PlanningProfile`, for examples and for `sluice check` before anything was measured, and `StepTable`, which the engine
+fills on its own machine. Durations are integer microseconds.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+# Planning price of computing a preempted request's state again: 0.06 ms per token. It is not the prefill price of a
+# step (0.035 ms): it stands for the founding text's example of 4,000 tokens at 240 ms. Never mix the two.
+PLANNING_RECOMPUTE_US_PER_TOKEN = 60
+
+# Ratio of the quantile at slo.targetPercent to the median, until it is learned.
+DEFAULT_TAIL_RATIO = 1.15
+
+
+class StepTimes(Protocol):
+    """Answers of a step-time source."""
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """Median cost of a step. `context_tokens`: all KV tokens that the batch attends to."""
+        ...
+
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """Cost at the promise's target percentile, host overhead included: what a promise is held against."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningProfile:
+    """The planning constants: 20 ms, 0.035 ms per prefill token, 10 ms for the decode share.
+
+    Source: the founding text, "Deriving a chunk ceiling from the ITL budget".
+    """
+
+    fixed_us: int = 20_000
+    per_prefill_token_ns: int = 35_000
+    decode_us: int = 10_000
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """Cost of a step; the context does not matter here."""
+        del context_tokens
+        share = self.decode_us if decode_requests else 0
+        return self.fixed_us + -(-prefill_tokens * self.per_prefill_token_ns // 1000) + share
+
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """The constants are taken as bounds."""
+        return self.predict_us(decode_requests, prefill_tokens, context_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Medians measured on a grid of decode batch × prefill tokens × context tokens, with linear interpolation.
+
+    Axes rise strictly and start at 0. Beyond its last point an axis is extended along its last interval;
+    `extrapolates` says so, and derived limits never rest on such a cell.
+    """
+
+    decode_axis: tuple[int, ...]
+    prefill_axis: tuple[int, ...]
+    context_axis: tuple[int, ...]
+    median_us: tuple[int, ...]
+    """Row-major: [decode][prefill][context]."""
+    tail_ratio: float = DEFAULT_TAIL_RATIO
+    host_overhead_us: int = 0
+    """Time of a step outside the model: planning, sampling's bookkeeping, delivery."""
+    measured_on: str = ""
+    """Machine, model and data type: a kept table is used again only where this agrees."""
+
+    def __post_init__(self) -> None:
+        """Check the shape."""
+        size = len(self.decode_axis) * len(self.prefill_axis) * len(self.context_axis)
+        if len(self.median_us) != size:
+            raise ValueError(f"step table has {len(self.median_us)} cells, its axes make {size}")
+        for axis in (self.decode_axis, self.prefill_axis, self.context_axis):
+            if len(axis) < 2 or axis[0] != 0 or any(a >= b for a, b in zip(axis, axis[1:], strict=False)):
+                raise ValueError(f"step table axis {axis} must start at 0 and rise")
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """Median cost by trilinear interpolation."""
+        d0, d1, dw = _locate(self.decode_axis, decode_requests)
+        p0, p1, pw = _locate(self.prefill_axis, prefill_tokens)
+        c0, c1, cw = _locate(self.context_axis, context_tokens)
+        cells, num_p, num_c = self.median_us, len(self.prefill_axis), len(self.context_axis)
+
+        def along_context(d: int, p: int) -> float:
+            row = (d * num_p + p) * num_c
+            low = cells[row + c0]
+            return low + (cells[row + c1] - low) * cw
+
+        def along_prefill(d: int) -> float:
+            low = along_context(d, p0)
+            return low + (along_context(d, p1) - low) * pw
+
+        low = along_prefill(d0)
+        return max(0, round(low + (along_prefill(d1) - low) * dw))
+
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """Median × tail ratio + host overhead."""
+        median = self.predict_us(decode_requests, prefill_tokens, context_tokens)
+        return round(median * self.tail_ratio) + self.host_overhead_us
+
+    def extrapolates(self, decode_requests: int, prefill_tokens: int) -> bool:
+        """Whether an answer for this step leaves the measured grid."""
+        return decode_requests > self.decode_axis[-1] or prefill_tokens > self.prefill_axis[-1]
+
+
+def _locate(axis: Sequence[int], value: int) -> tuple[int, int, float]:
+    """The interval of `axis` that `value` lies in (the last one beyond the end), and the weight of its upper end."""
+    high = min(max(bisect_right(axis, value), 1), len(axis) - 1)
+    low = high - 1
+    return low, high, (value - axis[low]) / (axis[high] - axis[low])
+
+
+class ChunkCeiling:
+    """c(b): the largest prefill sum whose step, beside b decodes, stays within the inter-token promise."""
+
+    # Contexts are rounded up to this many tokens, so that a step asks a question that was asked before.
+    CONTEXT_GRAIN_TOKENS = 512
+    MAX_KEPT = 1 << 16
+
+    def __init__(self, times: StepTimes, promise_us: int, *, search_up_to_tokens: int = 1 << 20) -> None:
+        self.times = times
+        self.promise_us = promise_us
+        self._search_up_to = search_up_to_tokens
+        self._kept: dict[tuple[int, int], int] = {}
+
+    def __call__(self, decode_requests: int, context_tokens: int = 0) -> int:
+        """Tokens; 0 when even the decodes alone are over the promise."""
+        grain = -(-context_tokens // self.CONTEXT_GRAIN_TOKENS)
+        key = (decode_requests, grain)
+        ceiling = self._kept.get(key)
+        if ceiling is None:
+            if len(self._kept) >= self.MAX_KEPT:
+                self._kept.clear()
+            ceiling = self._kept[key] = self._search(decode_requests, grain * self.CONTEXT_GRAIN_TOKENS)
+        return ceiling
+
+    def _search(self, decode_requests: int, context_tokens: int) -> int:
+        def keeps(prefill_tokens: int) -> bool:
+            return self.times.bound_us(decode_requests, prefill_tokens, context_tokens) <= self.promise_us
+
+        if not keeps(1):
+            return 0
+        low, high = 1, 2  # doubling first: a noisy table need not be monotone, so the first failure bounds the search
+        while high <= self._search_up_to and keeps(high):
+            low, high = high, high * 2
+        high = min(high, self._search_up_to + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return low
