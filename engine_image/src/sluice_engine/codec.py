@@ -88,30 +88,31 @@ def _decode(kind: Any, data: object, where: str, ignore_unknown: bool) -> object
         return _decode_dataclass(typing.cast("type", kind), data, where, ignore_unknown)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType or origin is typing.Union:
-        if data is None and type(None) in args:
-            return None
-        (inner,) = [arg for arg in args if arg is not type(None)]
-        return _decode(inner, data, where, ignore_unknown)
+        inner = next(arg for arg in args if arg is not type(None))
+        return None if data is None else _decode(inner, data, where, ignore_unknown)
     if origin is typing.Literal:
         if data not in args:
             raise InvalidConfig(where, f"must be one of {', '.join(map(str, args))}, not {data!r}")
         return data
     if origin is tuple:
-        if not isinstance(data, list):
-            raise InvalidConfig(where, f"must be a list, not {_kind_of(data)}")
-        if len(args) == 2 and args[1] is Ellipsis:
-            return tuple(_decode(args[0], item, f"{where}[{i}]", ignore_unknown) for i, item in enumerate(data))
-        if len(data) != len(args):
-            raise InvalidConfig(where, f"must have {len(args)} items, not {len(data)}")
-        return tuple(
-            _decode(arg, item, f"{where}[{i}]", ignore_unknown)
-            for i, (arg, item) in enumerate(zip(args, data, strict=True))
-        )
+        return _decode_tuple(args, data, where, ignore_unknown)
     if origin is dict:
         if not isinstance(data, dict):
             raise InvalidConfig(where, f"must be an object, not {_kind_of(data)}")
         return {key: _decode(args[1], item, f"{where}.{key}", ignore_unknown) for key, item in data.items()}
     return _decode_scalar(kind, data, where)
+
+
+def _decode_tuple(args: tuple[Any, ...], data: object, where: str, ignore_unknown: bool) -> object:  # noqa: FBT001
+    if not isinstance(data, list):
+        raise InvalidConfig(where, f"must be a list, not {_kind_of(data)}")
+    kinds = (args[0],) * len(data) if args[-1] is Ellipsis else args
+    if len(data) != len(kinds):
+        raise InvalidConfig(where, f"must have {len(kinds)} items, not {len(data)}")
+    return tuple(
+        _decode(kind, item, f"{where}[{i}]", ignore_unknown)
+        for i, (kind, item) in enumerate(zip(kinds, data, strict=True))
+    )
 
 
 def _decode_dataclass(cls: type, data: object, where: str, ignore_unknown: bool) -> object:  # noqa: FBT001

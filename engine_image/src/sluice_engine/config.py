@@ -1,4 +1,4 @@
-"""What an engine is told: `engine.json` (rolls the pods when it changes) and `live.json` (may change without a restart).
+"""What an engine is told: `engine.json` (rolls the pods) and `live.json` (the promise and what follows from it).
 
 Both are frozen dataclasses that the operator fills and the programs read, so the type checker sees both ends. Program
 defaults live here; defaults for users live in the CRD only. Durations are integer microseconds, sizes are bytes.
@@ -61,7 +61,7 @@ class CacheConfig:
     block_tokens: int = 16
     """Tokens whose KV one block holds."""
     memory_percent: int = 90
-    """Share of the device memory left after the weights that the pool may take, where `capacity_bytes` is not set."""
+    """Share of the memory left after the weights that the pool may take, where `capacity_bytes` is not set."""
     capacity_bytes: int | None = None
     """Size of the pool in bytes; the way on a CPU, where the machine's memory is shared."""
 

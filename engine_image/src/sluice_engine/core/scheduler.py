@@ -168,9 +168,10 @@ class Scheduler:
 
     def _schedule_decodes(self, step: _Step) -> None:
         for request in list(self.running):
-            if request.status is RequestStatus.RUNNING and is_decoding(request) and step.tokens_left > 0:
-                if self._grow(request, request.num_computed + 1, step):
-                    step.put(request, 1, is_decode=True)
+            if request.status is not RequestStatus.RUNNING or not is_decoding(request) or step.tokens_left <= 0:
+                continue  # a victim of an older request, or not its turn
+            if self._grow(request, request.num_computed + 1, step):
+                step.put(request, 1, is_decode=True)
 
     def _schedule_prefills(self, step: _Step) -> None:
         for request in self.running:
@@ -227,14 +228,14 @@ class Scheduler:
         return share if cap is None else min(share, cap)
 
     def _context(self, step: _Step) -> int:
-        """KV tokens that the decodes and the unfinished prefills will attend to: what the step's ceiling is asked for."""
+        """KV tokens that the decodes and the unfinished prefills attend to: what the ceiling is asked for."""
         unfinished = sum(r.num_computed for r in self.running if r not in step.entries)
         return step.context + unfinished
 
     # ------------------------------------------------------------------ memory
 
     def _grow(self, request: Request, num_tokens: int, step: _Step) -> bool:
-        """Hold blocks for `num_tokens`, preempting others if it must; False when the request cannot run in this step."""
+        """Hold blocks for `num_tokens`, preempting if it must; False when the request cannot run in this step."""
         while not self.pool.grow(request.blocks, num_tokens):
             victim = choose_victim(self.running, request, max_preemptions=self.max_preemptions_per_request)
             if victim is None:

@@ -124,7 +124,7 @@ class EngineState:
 
 
 def is_readable(schema_version: str) -> bool:
-    """Whether a reader of this version understands a document of that one: same major, at most two minors back or newer."""
+    """Whether this reader understands that document: same major, at most two minors back, or newer."""
     try:
         major, minor = (int(part) for part in schema_version.split("."))
     except ValueError:

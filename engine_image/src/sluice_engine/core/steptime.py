@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 # Planning price of computing a preempted request's state again: 0.06 ms per token. It is not the prefill price of a
@@ -79,7 +80,7 @@ class StepTable:
         if len(self.median_us) != size:
             raise ValueError(f"step table has {len(self.median_us)} cells, its axes make {size}")
         for axis in (self.decode_axis, self.prefill_axis, self.context_axis):
-            if len(axis) < 2 or axis[0] != 0 or any(a >= b for a, b in zip(axis, axis[1:], strict=False)):
+            if len(axis) < 2 or axis[0] != 0 or any(a >= b for a, b in pairwise(axis)):
                 raise ValueError(f"step table axis {axis} must start at 0 and rise")
 
     def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
