@@ -1,7 +1,7 @@
 """From a promise and step times to limits: prefill chunk, token budget, running requests.
 
-The engine derives, others report. A set value is obeyed or refused with the reason, never bent. When nothing works the engine still serves, at the least
-chunk that makes progress, and says which promise would work.
+The engine derives, others report. A set value is obeyed or refused with the reason, never bent. When nothing works the
+engine still serves, at the least chunk that makes progress, and says which promise would work.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ class EngineLoop:
         live = [entry.request for entry in plan.scheduled if entry.request.outcome is None]
         emissions = self._fail(live, f"step {plan.step} failed: {type(error).__name__}: {error}")
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
-            raise RunnerFailed(f"{self._failures_in_a_row} steps in a row failed, the last with {error}") from error
+            message = f"{self._failures_in_a_row} steps in a row failed, the last with {error}"
+            raise RunnerFailed(message, emissions) from error
         return emissions
 
     def _fail(self, requests: list[Request], error: str) -> list[Emission]:

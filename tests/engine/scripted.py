@@ -1,0 +1,111 @@
+"""A runner that computes nothing: it answers from a script and checks that every plan is one a device could run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.derive import StepLimits
+from sluice_engine.core.fit import blocks_for
+from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.plan import SampledToken, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
+
+Script = Callable[[ScheduledRequest], SampledToken]
+
+
+def position_token(entry: ScheduledRequest) -> SampledToken:
+    """A token that depends on the request's own history alone, as a real model's does."""
+    request = entry.request
+    token_id = (sum(request.tokens) * 31 + len(request.tokens)) % 1000 + 10
+    return SampledToken(request.id, entry.incarnation, token_id)
+
+
+class ScriptedRunner:
+    """Keeps the plans it ran, and the KV that a device would hold: nothing is read before it is written."""
+
+    def __init__(self, block_tokens: int, script: Script = position_token) -> None:
+        self.block_tokens = block_tokens
+        self.script = script
+        self.plans: list[StepPlan] = []
+        self._kv: dict[int, list[tuple[str, int, int] | None]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self.plans.append(plan)
+        slots = [entry.slot for entry in plan.scheduled]
+        assert len(set(slots)) == len(slots), "two requests in one slot"
+        for entry in plan.scheduled:
+            self._write(entry)
+        for entry in plan.scheduled:
+            self._read(entry)
+        sampled = tuple(self.script(entry) for entry in plan.scheduled if entry.samples)
+        return StepResult(plan.step, sampled)
+
+    def _cell(self, entry: ScheduledRequest, position: int) -> tuple[int, int]:
+        return entry.request.blocks[position // self.block_tokens], position % self.block_tokens
+
+    def _write(self, entry: ScheduledRequest) -> None:
+        for position in range(entry.start, entry.start + entry.num_tokens):
+            block, offset = self._cell(entry, position)
+            cells = self._kv.setdefault(block, [None] * self.block_tokens)
+            cells[offset] = (entry.request.id, position, entry.request.tokens[position])
+
+    def _read(self, entry: ScheduledRequest) -> None:
+        for position in range(entry.start + entry.num_tokens):
+            block, offset = self._cell(entry, position)
+            expected = (entry.request.id, position, entry.request.tokens[position])
+            assert self._kv[block][offset] == expected, "a token attends to KV that is not its own"
+
+
+def make_limits(
+    *,
+    max_sequences: int = 8,
+    token_budget: int = 64,
+    chunk: int | None = None,
+    per_request: int | None = None,
+    block_tokens: int = 4,
+    promise_us: int = 150_000,
+) -> StepLimits:
+    return StepLimits(
+        max_sequences=max_sequences,
+        token_budget=token_budget,
+        prefill_chunk_tokens=chunk,
+        max_prefill_tokens_per_request=per_request,
+        ceiling=ChunkCeiling(PlanningProfile(), promise_us),
+        block_tokens=block_tokens,
+    )
+
+
+def make_scheduler(limits: StepLimits | None = None, *, num_blocks: int = 64, max_length: int = 4096) -> Scheduler:
+    limits = limits or make_limits()
+    pool = BlockPool(num_blocks, limits.block_tokens)
+    return Scheduler(limits, pool, PlanningProfile(), max_length_tokens=max_length)
+
+
+def make_request(
+    request_id: str, prompt: int, max_tokens: int, *, arrival_us: int = 0, stop: frozenset[int] = frozenset()
+) -> Request:
+    tokens = [(sum(request_id.encode()) + i) % 997 for i in range(prompt)]
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop)
+    return Request(request_id, tokens, prompt, sampling, arrival_us)
+
+
+def make_loop(scheduler: Scheduler, script: Script = position_token) -> EngineLoop:
+    ticks = iter(range(0, 1 << 62, 1000))
+    return EngineLoop(scheduler, ScriptedRunner(scheduler.pool.block_tokens, script), lambda: next(ticks))
+
+
+def check_invariants(scheduler: Scheduler) -> None:
+    """Every block in exactly one place, every slot with one owner, every request in one state."""
+    held = [block for request in scheduler.running for block in request.blocks]
+    everything = sorted([*held, *scheduler.pool.free_ids()])
+    assert everything == list(range(scheduler.pool.num_blocks)), "a block is lost or held twice"
+    slots = [request.slot for request in scheduler.running]
+    assert len(set(slots)) == len(slots)
+    assert len(scheduler.running) <= scheduler.limits.max_sequences
+    assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
+    for request in scheduler.running:
+        assert blocks_for(request.num_computed, scheduler.pool.block_tokens) <= len(request.blocks)
+        assert request.num_computed < request.num_tokens
