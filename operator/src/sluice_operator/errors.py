@@ -1,0 +1,52 @@
+"""The operator's errors, each one line for a person.
+
+    OperatorError
+    ├── InvalidManifest   a file that is no InferenceService, or one that breaks a rule of the schema; `problems` lists all
+    ├── InvalidSpec       a field that passed the schema and still cannot be understood
+    ├── InvalidSettings   an option or environment variable of the operator itself
+    ├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
+    └── PodFailed         a local process ended, or never became ready
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OperatorError(Exception):
+    """Any error this package expects."""
+
+
+class InvalidManifest(OperatorError):
+    """A manifest breaks a rule; the text is the first problem and says how many follow."""
+
+    def __init__(self, where: str, problems: Sequence[str]) -> None:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        super().__init__(f"{where}: {problems[0]}{more}")
+        self.where = where
+        self.problems = tuple(problems)
+
+
+class InvalidSpec(OperatorError):
+    """A value of the spec cannot be understood. The text names the field."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+
+
+class InvalidSettings(OperatorError):
+    """An option of the operator breaks a rule. The text names the option."""
+
+
+class ApiRefused(OperatorError):
+    """The API server refused a request for good: the object is invalid, forbidden, or in conflict."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class PodFailed(OperatorError):
+    """A local engine or gate ended on its own, or did not become ready; the text holds its last words."""

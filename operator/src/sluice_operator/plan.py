@@ -1,0 +1,106 @@
+"""What to send to the API server: desired objects against observed ones, as a plain value.
+
+Owns the decision to apply, to leave alone and to delete. Level-triggered: the same inputs always give the same plan, and a
+plan whose actions were carried out is followed by an empty one. Pure. Next: `kube.py` carries it out, `status.py` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_engine import codec
+from sluice_operator.render import Object
+
+Key = tuple[str, str]
+"""Kind and name, within one namespace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the cluster holds for one service now, found by label."""
+
+    owned: Mapping[Key, Object] = field(default_factory=dict)
+    """ServiceAccounts, ConfigMaps, Deployments and Services."""
+    replica_sets: Sequence[Object] = ()
+    pods: Sequence[Object] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """What was last sent for an object, and what it looked like afterwards."""
+
+    digest: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do, in this order."""
+
+    create: tuple[Object, ...] = ()
+    """Not seen yet; a foreign object may still have the name without having our label."""
+    update: tuple[Object, ...] = ()
+    delete: tuple[Key, ...] = ()
+    foreign: tuple[Key, ...] = ()
+    """Names that we need and that belong to somebody else; left alone."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be sent."""
+        return not (self.create or self.update or self.delete)
+
+
+def key(item: Object) -> Key:
+    """The object's kind and name."""
+    return item["kind"], item["metadata"]["name"]
+
+
+def version(item: Object) -> str:
+    """Changes when somebody changes what we applied, and, where the API tells the two apart, not with the status."""
+    metadata = item["metadata"]
+    return f"{metadata['uid']}/{metadata.get('generation') or metadata['resourceVersion']}"
+
+
+def is_owned(item: Object, uid: str) -> bool:
+    """Whether the object is controlled by the resource with this uid."""
+    owners = item["metadata"].get("ownerReferences", ())
+    return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+
+
+def plan(desired: Sequence[Object], uid: str, observed: Observed, applied: Mapping[Key, Applied]) -> Plan:
+    """What makes the cluster hold the desired objects of the resource with this uid."""
+    create, update, foreign = [], [], []
+    for item in desired:
+        seen = observed.owned.get(key(item))
+        if seen is None:
+            create.append(item)
+        elif not is_owned(seen, uid):
+            foreign.append(key(item))
+        elif seen["metadata"].get("deletionTimestamp"):
+            continue  # it comes back by the event of its end
+        elif applied.get(key(item)) != Applied(digest=codec.digest(item), version=version(seen)):
+            update.append(item)
+    wanted = {key(item) for item in desired}
+    return Plan(
+        create=tuple(create),
+        update=tuple(update),
+        delete=tuple(_unused_config_maps(wanted, uid, observed)),
+        foreign=tuple(foreign),
+    )
+
+
+def _unused_config_maps(wanted: set[Key], uid: str, observed: Observed) -> Iterator[Key]:
+    templates = [*observed.replica_sets, *(item for item in observed.owned.values() if item["kind"] == "Deployment")]
+    named = {name for item in templates for name in _config_map_names(item["spec"]["template"]["spec"])}
+    for found, item in observed.owned.items():
+        unused = found[0] == "ConfigMap" and found not in wanted and found[1] not in named
+        if unused and is_owned(item, uid) and not item["metadata"].get("deletionTimestamp"):
+            yield found
+
+
+def _config_map_names(pod: Mapping[str, Any]) -> Iterator[str]:
+    for volume in pod.get("volumes") or ():
+        if source := volume.get("configMap"):
+            yield source["name"]

@@ -1,0 +1,139 @@
+"""An InferenceService's spec as typed values, from the body that the API server (or `manifest.py`) already defaulted.
+
+Owns the meaning of the CRD's fields; has no default of its own. The engine's and the gate's own dataclasses carry what is
+theirs, so that `render.py` only has to put them into files. Pure. Next: `render.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_engine.config import (
+    AdmissionConfig,
+    CacheConfig,
+    ChunkConfig,
+    LiveConfig,
+    ModelConfig,
+    ModelSource,
+    SchedulerConfig,
+    SLOConfig,
+)
+from sluice_engine.errors import InvalidConfig
+from sluice_operator.errors import InvalidSpec
+from sluice_operator.units import parse_duration_us, parse_quantity_bytes
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """One InferenceService as wanted."""
+
+    name: str
+    namespace: str
+    uid: str
+    """Of the resource; empty for a manifest that is not in a cluster."""
+    generation: int
+    model: ModelConfig
+    image: str | None
+    """The engine's image; None: the operator's default."""
+    image_pull_policy: str
+    replicas: int
+    scheduling: SchedulerConfig
+    cache: CacheConfig
+    live: LiveConfig
+    resources: Json
+    """Requests, limits and claims, as written."""
+    accelerator_count: int
+    accelerator_resource: str
+    strategy: str
+    drain_timeout_us: int
+    pod_template: Json
+    """What the user adds to the pods, as written."""
+    cost_basis: Json
+    """The parts of the spec that decide what a step costs: model, runtime, accelerator, resources."""
+
+
+def parse(body: Json) -> ServiceSpec:
+    """The spec of a resource.
+
+    Raises:
+        InvalidSpec: a field is missing (the CRD in the cluster is another version's) or breaks a rule of engine or gate.
+    """
+    try:
+        return _parse(body)
+    except KeyError as error:
+        problem = "is missing: does the CRD in the cluster belong to this version of the operator?"
+        raise InvalidSpec(f"spec: {error.args[0]}", problem) from error
+    except InvalidConfig as error:
+        raise InvalidSpec(f"spec: {error.field}", error.problem) from error
+
+
+def _parse(body: Json) -> ServiceSpec:
+    metadata, spec = body["metadata"], body["spec"]
+    slo, scheduling, cache, admission = spec["slo"], spec["scheduling"], spec["cache"], spec["admission"]
+    accelerator, rollout = spec["accelerator"], spec["rollout"]
+    model = spec["model"]
+    for kind in ("requests", "limits"):
+        if accelerator["resourceName"] in spec["resources"].get(kind, {}):
+            problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
+            raise InvalidSpec(f"spec.resources.{kind}", problem)
+    capacity = cache.get("capacity")
+    return ServiceSpec(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", ""),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        model=ModelConfig(
+            source=_source(model["source"]),
+            served_name=model.get("servedName", metadata["name"]),
+            data_type=model["dataType"],
+            max_length_tokens=model.get("maxLengthTokens"),
+        ),
+        image=spec["runtime"].get("image"),
+        image_pull_policy=spec["runtime"]["imagePullPolicy"],
+        replicas=spec["replicas"],
+        scheduling=SchedulerConfig(
+            max_sequences=scheduling.get("maxSequences"), token_budget=scheduling.get("tokenBudget")
+        ),
+        cache=CacheConfig(
+            block_tokens=cache["blockTokens"],
+            memory_percent=cache["memoryPercent"],
+            capacity_bytes=None if capacity is None else parse_quantity_bytes(capacity, "spec.cache.capacity"),
+        ),
+        live=LiveConfig(
+            slo=SLOConfig(
+                time_to_first_token_us=parse_duration_us(slo["timeToFirstToken"], "spec.slo.timeToFirstToken"),
+                inter_token_latency_us=parse_duration_us(slo["interTokenLatency"], "spec.slo.interTokenLatency"),
+                reference_prompt_tokens=slo["referencePromptTokens"],
+                target_percent=float(slo["targetPercent"]),
+                enforcement=slo["enforcement"],
+            ),
+            scheduling=ChunkConfig(
+                prefill_chunk_tokens=scheduling.get("prefillChunkTokens"),
+                max_prefill_tokens_per_request=scheduling.get("maxPrefillTokensPerRequest"),
+            ),
+            admission=AdmissionConfig(
+                max_wait_us=parse_duration_us(admission["maxWait"], "spec.admission.maxWait"),
+                kv_ceiling_percent=admission["kvCeilingPercent"],
+                preemptions_per_minute=float(admission["preemptionsPerMinute"]),
+            ),
+        ),
+        resources=spec["resources"],
+        accelerator_count=accelerator["count"],
+        accelerator_resource=accelerator["resourceName"],
+        strategy=rollout["strategy"],
+        drain_timeout_us=parse_duration_us(rollout["drainTimeout"], "spec.rollout.drainTimeout"),
+        pod_template=spec["podTemplate"],
+        cost_basis={key: spec[key] for key in ("model", "runtime", "accelerator", "resources")},
+    )
+
+
+def _source(source: Json) -> ModelSource:
+    if "demo" in source:
+        return ModelSource(demo=source["demo"]["name"])
+    if "image" in source:
+        return ModelSource(path=source["image"]["path"])
+    raise InvalidSpec("spec.model.source", "names no source that this version of the operator knows")
