@@ -1,0 +1,99 @@
+"""The metadata at the head of a GGUF file, as plain values.
+
+It reads the key-value section alone: a tokenizer needs a hundred thousand strings from it, which the `gguf` package
+wraps one by one in arrays (seconds; here a tenth of one). Tensors are the weights' business. A damaged file is
+`ModelUnavailable`, never a struct error. Source: the GGUF specification, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+
+from sluice_engine.errors import ModelUnavailable
+
+Scalar = bool | int | float | str
+Value = Scalar | list[Scalar]
+
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_LENGTH = struct.Struct("<Q")
+_TYPE = struct.Struct("<I")
+_HEAD = struct.Struct("<4sIQQ")
+
+
+def read_metadata(path: Path) -> dict[str, Value]:
+    """Key → value of everything that precedes the tensors.
+
+    Raises:
+        ModelUnavailable: unreadable, not GGUF, another version, or cut short.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data).metadata()
+    except OSError as error:
+        raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
+    except (ValueError, struct.error, IndexError, OverflowError) as error:
+        raise ModelUnavailable(f"{path} is not a sound GGUF file: {error}", "ModelCorrupt") from error
+
+
+class _Reader:
+    """A cursor over the mapped file."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._at = 0
+
+    def metadata(self) -> dict[str, Value]:
+        magic, version, _tensors, num_keys = _HEAD.unpack_from(self._data, 0)
+        if magic != b"GGUF":
+            raise ValueError("it does not start with GGUF")
+        if version not in {2, 3}:
+            raise ValueError(f"version {version} is not supported; 2 and 3 are")
+        self._at = _HEAD.size
+        return {self._string(): self._value(self._unpack(_TYPE)) for _ in range(self._count(num_keys, 13))}
+
+    def _value(self, kind: object) -> Value:
+        if kind != _ARRAY:
+            return self._scalar(kind)
+        item_kind = self._unpack(_TYPE)
+        size = _LENGTH.size if item_kind == _STRING else 1
+        return [self._scalar(item_kind) for _ in range(self._count(self._unpack(_LENGTH), size))]
+
+    def _scalar(self, kind: object) -> Scalar:
+        if kind == _STRING:
+            return self._string()
+        if kind not in _SCALARS:
+            raise ValueError(f"unknown value type {kind} at byte {self._at}")
+        return self._unpack(_SCALARS[kind])
+
+    def _string(self) -> str:
+        length = self._count(self._unpack(_LENGTH), 1)
+        text = self._data[self._at : self._at + length].decode()
+        self._at += length
+        return text
+
+    def _unpack(self, layout: struct.Struct) -> Scalar:
+        (value,) = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return value  # type: ignore[no-any-return]  # the layouts hold one scalar each
+
+    def _count(self, number: object, item_bytes: int) -> int:
+        """A count that the rest of the file can hold, so that a damaged one does not ask for terabytes."""
+        assert isinstance(number, int)
+        if number * item_bytes > len(self._data) - self._at:
+            raise ValueError(f"it ends early: {number} items cannot follow byte {self._at}")
+        return number

@@ -1,0 +1,206 @@
+"""Text to token ids and back, for the model at hand: from a Hugging Face directory, or from a GGUF file's metadata.
+
+It knows files and the `tokenizers` library, and nothing of requests. Reading order: `load_tokenizer`, `Tokenizer`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
+from sluice_engine.chat_template import ChatTemplate
+from sluice_engine.config import ModelSource
+from sluice_engine.detokenizer import IncrementalDecoder
+from sluice_engine.errors import ModelUnavailable
+from sluice_engine.gguf_header import Value, read_metadata
+from sluice_engine.sources import resolve
+from sluice_engine.token_bytes import token_bytes
+
+# GGUF's `tokenizer.ggml.token_type`.
+_CONTROL, _USER_DEFINED = 3, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizer:
+    """One model's tokenizer; safe to use from several threads at once."""
+
+    backend: tokenizers.Tokenizer
+    eos_ids: frozenset[int]
+    """Tokens with which the model ends its turn."""
+    chat_template: ChatTemplate | None
+    """None for a model that was never taught to chat."""
+    token_bytes: tuple[bytes, ...]
+    """Token id → the bytes that it adds to the text; none for special tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return len(self.token_bytes)
+
+    def encode(self, text: str, *, add_special: bool) -> list[int]:
+        """Token ids of `text`; `add_special` adds what the model expects at its start (chat templates write it themselves).
+
+        A special token spelled out in the text is that token: chat templates work by it.
+        """
+        # The batch call leaves the interpreter to other threads meanwhile; the single one does not.
+        (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special)
+        return encoding.ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(self.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
+    def decoder(self, stop: Sequence[str] = ()) -> IncrementalDecoder:
+        """A decoder for one choice's output."""
+        return IncrementalDecoder(self.token_bytes, stop)
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer that came with the weights.
+
+    Raises:
+        ModelUnavailable: a file is missing or damaged, or of a kind that is not supported.
+    """
+    path = resolve(source)
+    return _from_directory(path) if path.is_dir() else _from_gguf(path)
+
+
+def _from_directory(path: Path) -> Tokenizer:
+    if not (path / "tokenizer.json").is_file():
+        raise ModelUnavailable(f"{path} has no tokenizer.json", "ModelMissing")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelUnavailable(f"{path / 'tokenizer.json'} cannot be read: {_line(error)}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    options = _read_json(path / "tokenizer_config.json")
+    special = {
+        name: text
+        for name in ("bos_token", "eos_token", "unk_token", "pad_token")
+        if (text := _token_text(options.get(name))) is not None
+    }
+    # What ends a turn is said in three places; the first that speaks is the one that `generate` obeys.
+    for document in (_read_json(path / "generation_config.json"), _read_json(path / "config.json")):
+        if (eos_ids := _ids(document.get("eos_token_id"))) is not None:
+            break
+    else:
+        eos_ids = _ids(backend.token_to_id(special["eos_token"]) if "eos_token" in special else None)
+    return Tokenizer(backend, eos_ids or frozenset(), _template(path, options, special), token_bytes(backend))
+
+
+def _template(path: Path, options: Mapping[str, object], special: Mapping[str, str]) -> ChatTemplate | None:
+    beside = path / "chat_template.jinja"
+    if beside.is_file():
+        try:
+            return ChatTemplate(beside.read_text(encoding="utf-8"), special)
+        except (OSError, ValueError) as error:
+            raise ModelUnavailable(f"{beside} cannot be read: {_line(error)}") from error
+    source = options.get("chat_template")
+    if isinstance(source, list):  # named templates: [{"name", "template"}]
+        source = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}.get(
+            "default"
+        )
+    return ChatTemplate(source, special) if isinstance(source, str) else None
+
+
+def _from_gguf(path: Path) -> Tokenizer:
+    metadata = read_metadata(path)
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    if (kind, pre) != ("gpt2", "smollm"):
+        raise ModelUnavailable(
+            f"{path}: its tokenizer is {kind!r} with pre-tokenizer {pre!r}; supported in GGUF is 'gpt2' with 'smollm' "
+            "(a Hugging Face directory with tokenizer.json may hold any)",
+            "ModelUnsupported",
+        )
+    try:
+        tokens = [str(token) for token in cast("list[str]", metadata["tokenizer.ggml.tokens"])]
+        merges = [tuple(str(merge).split(" ", 1)) for merge in cast("list[str]", metadata["tokenizer.ggml.merges"])]
+        types = cast("list[int]", metadata["tokenizer.ggml.token_type"])
+        backend = _smollm(tokens, cast("list[tuple[str, str]]", merges), types)
+    except KeyError as error:
+        raise ModelUnavailable(f"{path} lacks the key {error.args[0]}") from error
+    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
+        raise ModelUnavailable(f"{path}: its tokenizer is damaged: {_line(error)}") from error
+    special = {
+        f"{short}_token": tokens[token_id]
+        for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
+        if (token_id := _id_within(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens))) is not None
+    }
+    if metadata.get("tokenizer.ggml.add_bos_token") and "bos_token" in special:
+        bos = special["bos_token"]
+        backend.post_processor = processors.Sequence(
+            [
+                processors.ByteLevel(trim_offsets=False),
+                processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]),
+            ]
+        )
+    # The end of a turn and the end of a text differ in some models; both end an answer.
+    eos_ids = {
+        token_id
+        for name in ("eos", "eot", "eom")
+        if (token_id := _id_within(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens))) is not None
+    }
+    source = metadata.get("tokenizer.chat_template")
+    template = ChatTemplate(source, special) if isinstance(source, str) else None
+    return Tokenizer(backend, frozenset(eos_ids), template, token_bytes(backend))
+
+
+def _smollm(tokens: list[str], merges: list[tuple[str, str]], types: list[int]) -> tokenizers.Tokenizer:
+    """Byte-level BPE over single digits, as SmolLM's tokenizer.json defines it."""
+    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in {_CONTROL, _USER_DEFINED}
+    ]
+    backend.add_tokens(added)
+    return backend
+
+
+def _id_within(metadata: Mapping[str, Value], key: str, size: int) -> int | None:
+    value = metadata.get(key)
+    return value if isinstance(value, int) and 0 <= value < size else None
+
+
+def _ids(value: object) -> frozenset[int] | None:
+    """A token id or a list of them, as configurations write it."""
+    if isinstance(value, int):
+        return frozenset({value})
+    if isinstance(value, list) and value:
+        return frozenset(int(each) for each in value)
+    return None
+
+
+def _token_text(value: object) -> str | None:
+    """A token is written as its text, or as an object that holds it."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in an optional file; empty when there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(f"{path} cannot be read: {_line(error)}") from error
+    if not isinstance(document, dict):
+        raise ModelUnavailable(f"{path} does not hold a JSON object")
+    return document
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+
+import pytest
+
+from sluice_engine.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
+from sluice_engine.errors import InvalidRequest, ModelUnavailable
+
+MESSAGES = [{"role": "user", "content": "hi <b> é"}]
+
+
+def render(source: str, messages: list[dict[str, str]] = MESSAGES) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>"}, now=lambda: datetime(2026, 3, 4, tzinfo=UTC))
+    return template.render(messages, clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("source", "prompt"),
+    [
+        pytest.param(
+            "{{ bos_token }}{{ messages[0].content }}", "<s>hi <b> é", id="special tokens and content as they are"
+        ),
+        pytest.param(
+            "{{ messages[0] | tojson }}", '{"role": "user", "content": "hi <b> é"}', id="tojson does not escape"
+        ),
+        pytest.param("{{ strftime_now('%Y-%m-%d') }}", "2026-03-04", id="strftime_now takes the clock that was given"),
+        pytest.param("{% generation %}{{ 1 }}{% endgeneration %}", "1", id="the generation tag renders its body"),
+        pytest.param("{% for m in messages %}{% break %}{% endfor %}x", "x", id="loop controls"),
+        pytest.param("{% if tools %}T{% endif %}{% if add_generation_prompt %}G{% endif %}", "G", id="no tools"),
+        pytest.param("{% if true %}\n  a\n  {% endif %}\nb", "  a\nb", id="blocks are trimmed as Hugging Face does"),
+    ],
+)
+def test_a_template_renders(source: str, prompt: str) -> None:
+    assert render(source) == prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        pytest.param("{{ raise_exception('roles must\\nalternate') }}", "roles must alternate", id="raise_exception"),
+        pytest.param("{{ messages[3].content }}", "no element 3", id="a message that is not there"),
+        pytest.param("{{ messages.append(1) }}", "", id="messages are not changed"),
+        pytest.param("{{ ''.__class__.__mro__ }}", "unsafe", id="no way to Python's insides"),
+        pytest.param("{{ 'x' * 70000000 }}", "beyond all bounds", id="a prompt beyond the size"),
+        pytest.param("{{ 1 / 0 }}", "division by zero", id="any error of the program"),
+    ],
+)
+def test_a_template_that_refuses_is_the_callers_error(source: str, says: str) -> None:
+    assert MAX_PROMPT_CHARACTERS < 70_000_000
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        render(source)
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, "messages", "chat_template_error")
+    assert "\n" not in caught.value.message
+
+
+def test_a_template_that_takes_too_long_is_stopped() -> None:
+    ticks = itertools.count()
+    template = ChatTemplate("{% for i in range(99999) %}x{% endfor %}", {})
+
+    with pytest.raises(InvalidRequest, match="beyond all bounds"):
+        template.render(MESSAGES, clock=lambda: float(next(ticks)))
+    assert next(ticks) < 10
+
+
+def test_a_broken_template_is_a_broken_model() -> None:
+    with pytest.raises(ModelUnavailable, match="does not compile") as caught:
+        ChatTemplate("{% for %}", {})
+    assert caught.value.code == "ModelCorrupt"

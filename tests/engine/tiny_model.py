@@ -1,0 +1,29 @@
+"""A tokenizer of 256 bytes and three special tokens, so that tests can write any output byte by byte."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+
+from sluice_engine.chat_template import ChatTemplate
+from sluice_engine.token_bytes import _byte_alphabet, token_bytes
+from sluice_engine.tokenizer import Tokenizer
+
+START, END, EOS = 256, 257, 258
+TEMPLATE = (
+    "{% for message in messages %}{% if message.content == 'refuse me' %}{{ raise_exception('no such talk') }}"
+    "{% endif %}<start>{{ message.role }}\n{{ message.content }}<end>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start>assistant\n{% endif %}"
+)
+
+
+def tiny_tokenizer() -> Tokenizer:
+    vocabulary = {character: byte for character, byte in _byte_alphabet().items()}
+    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True) for text in ("<start>", "<end>", "<eos>")])
+    template = ChatTemplate(TEMPLATE, {"eos_token": "<eos>"}, now=lambda: datetime(2026, 1, 2, tzinfo=UTC))
+    return Tokenizer(backend, frozenset({EOS}), template, token_bytes(backend))
