@@ -41,7 +41,7 @@ def test_a_template_renders(source: str, prompt: str) -> None:
     [
         pytest.param("{{ raise_exception('roles must\\nalternate') }}", "roles must alternate", id="raise_exception"),
         pytest.param("{{ messages[3].content }}", "no element 3", id="a message that is not there"),
-        pytest.param("{{ messages.append(1) }}", "", id="messages are not changed"),
+        pytest.param("{{ messages.append(1) }}", "unsafe", id="messages are not changed"),
         pytest.param("{{ ''.__class__.__mro__ }}", "unsafe", id="no way to Python's insides"),
         pytest.param("{{ 'x' * 70000000 }}", "beyond all bounds", id="a prompt beyond the size"),
         pytest.param("{{ 1 / 0 }}", "division by zero", id="any error of the program"),

@@ -199,7 +199,7 @@ def test_a_sentencepiece_like_tokenizer_decodes_bytes_and_spaces(tmp_path: Path)
         ),
     ],
 )
-def test_a_damaged_directory_is_one_line(  # noqa: PLR0917
+def test_a_damaged_directory_is_one_line(
     tmp_path: Path, demo: Tokenizer, name: str, content: str | None, code: str, says: str
 ) -> None:
     source = write_directory(tmp_path / "model", demo.backend)

@@ -20,8 +20,7 @@ TEMPLATE = (
 
 
 def tiny_tokenizer() -> Tokenizer:
-    vocabulary = {character: byte for character, byte in _byte_alphabet().items()}
-    backend = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    backend = tokenizers.Tokenizer(models.BPE(_byte_alphabet(), []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(text, special=True) for text in ("<start>", "<end>", "<eos>")])
