@@ -24,8 +24,65 @@ $(STAMP): requirements/lock.txt requirements/demo.txt $(PARTS:%=%/pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation $(PARTS:%=-e ./%)
 	@touch $(STAMP)
 
+COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --universal --python-version 3.11 \
+  --no-emit-package sluice-engine --no-emit-package sluice-sidecar --no-emit-package sluice-operator \
+  --custom-compile-command "make lock"
+IMAGE_LOCKS := engine torch sidecar operator build
+
 .PHONY: lock
-lock: ## Resolve the dependencies again into requirements/lock.txt
-	$(BIN)/uv pip compile --quiet requirements/all.in --generate-hashes --no-emit-index-url --no-annotate --universal \
-	  --python-version 3.11 $(PARTS:%=--no-emit-package sluice-%) --no-emit-package sluice-engine \
-	  --custom-compile-command "make lock" -o requirements/lock.txt
+lock: ## Resolve the dependencies again: requirements/lock.txt, and from it what each image installs
+	$(COMPILE) requirements/all.in -o requirements/lock.txt
+	set -e; for name in $(IMAGE_LOCKS); do \
+	  $(COMPILE) requirements/$$name.in -c requirements/lock.txt -o requirements/$$name.txt; done
+
+FORMAT_PATHS := engine_image sidecar operator tests benchmarks
+QUICK := not slow and not cluster
+
+.PHONY: format
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff format $(FORMAT_PATHS)
+	$(BIN)/ruff check --fix --quiet $(FORMAT_PATHS) || true
+
+.PHONY: lint
+lint: $(STAMP) ## Formatting, lint and import rules
+	$(BIN)/ruff format --check $(FORMAT_PATHS)
+	$(BIN)/ruff check $(FORMAT_PATHS)
+	$(BIN)/lint-imports --no-timing
+
+.PHONY: types
+types: $(STAMP) ## mypy, strict, tests included
+	$(BIN)/mypy $(PARTS:%=%/src) tests benchmarks
+
+.PHONY: check
+check: lint types test-quick ## Everything quick: format, lint, types, imports, quick tests
+
+.PHONY: test-quick
+test-quick: $(STAMP) ## Tests that need neither the real model nor the node
+	$(BIN)/pytest -q -m "$(QUICK)"
+
+.PHONY: test-slow
+test-slow: $(STAMP) ## Tests with the real model and real processes
+	$(BIN)/pytest -q -m "slow and not cluster"
+
+.PHONY: test-cluster
+test-cluster: $(STAMP) ## Tests on a real Kubernetes node, built and started here (root, Go)
+	$(BIN)/python tests/cluster/node.py run -- $(BIN)/pytest -q -m cluster tests/cluster
+
+.PHONY: test
+test: check test-slow test-cluster ## All tests: what .ci/run runs
+
+.PHONY: demo
+demo: $(STAMP) ## A real model behind the gate on this machine, driven past its limits, explained
+	$(BIN)/sluice demo
+
+.PHONY: demo-cluster
+demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, stream, refuse, delete
+	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python tests/cluster/demo.py
+
+.PHONY: bench
+bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
+	@for file in benchmarks/*_load.py benchmarks/gate_overhead.py benchmarks/idle.py; do $(BIN)/python $$file || exit 1; done
+
+.PHONY: golden
+golden: $(STAMP) ## Rewrite golden files and generated pages; review reads the diff
+	@for file in tests/operator/golden.py charts/generate.py; do $(BIN)/python $$file --write || exit 1; done

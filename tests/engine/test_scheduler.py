@@ -156,7 +156,7 @@ def test_when_blocks_run_out_the_one_with_least_computed_gives_way_and_returns_t
         loop.step()
         check_invariants(scheduler)
 
-    assert young.num_preemptions == 1
+    assert (young.num_preemptions, young.incarnation) == (1, 1)
     assert scheduler.waiting.peek() is young, "ahead of C, which came later"
     assert loop.last_plan is not None
     (preemption,) = loop.last_plan.preempted
@@ -191,6 +191,39 @@ def test_a_preempted_run_gives_the_same_tokens_as_an_undisturbed_one() -> None:
     squeezed, preemptions = tokens(10)
     assert preemptions > 0
     assert squeezed == tokens(64)[0]
+
+
+def test_what_a_victim_had_taken_in_this_step_goes_back() -> None:
+    """A is older, so it is scheduled first; B then needs a block and A has least to lose."""
+    scheduler = make_scheduler(num_blocks=6)
+    loop = make_loop(scheduler)
+    loop.add(make_request("A", 2, 12))
+    loop.add(make_request("B", 16, 8, arrival_us=1))
+    while not scheduler.preemptions_total:
+        loop.step()
+
+    plan = loop.last_plan
+    assert plan is not None
+    assert [p.request_id for p in plan.preempted] == ["A"]
+    assert contents(plan) == {"B": 1}
+    assert (plan.decode_requests, plan.prefill_tokens) == (1, 0)
+    assert (plan.tokens_left, plan.context_tokens) == (scheduler.limits.token_budget - 1, plan.scheduled[0].start + 1)
+
+
+@pytest.mark.parametrize("leave", [True, False], ids=["it-left-meanwhile", "it-runs-in-another-incarnation"])
+def test_a_result_that_comes_late_is_counted_and_never_applied(leave: bool) -> None:  # noqa: FBT001
+    scheduler = make_scheduler()
+    request = make_request("A", 4, 4)
+    scheduler.add(request)
+    plan = scheduler.schedule(0)
+    if leave:
+        scheduler.end("A", Outcome.ABORTED)
+    else:
+        request.incarnation += 1
+
+    emissions = scheduler.update(plan, StepResult(plan.step, (SampledToken("A", 0, 5),)))
+
+    assert (emissions, request.num_output, scheduler.stale_results_total) == ([], 0, 1)
 
 
 def test_a_stop_token_ends_a_request_and_is_not_delivered() -> None:
@@ -352,7 +385,7 @@ class Machine(RuleBasedStateMachine):
         if plan is None:
             return
         assert plan.num_tokens <= self.limits.token_budget
-        assert plan.decode_requests + sum(e.num_tokens for e in plan.scheduled) >= plan.num_tokens
+        assert plan.tokens_left == self.limits.token_budget - plan.num_tokens
         assert plan.num_tokens == plan.decode_requests + plan.prefill_tokens
         if self.limits.prefill_chunk_tokens is not None:
             assert plan.prefill_tokens <= self.limits.prefill_chunk_tokens
@@ -360,7 +393,7 @@ class Machine(RuleBasedStateMachine):
             ceiling = self.limits.ceiling(plan.decode_requests, 0)
             assert plan.prefill_tokens <= max(ceiling, self.limits.block_tokens)
         if plan.preempted:
-            assert all(e.start > 0 or e.request.num_computed for e in plan.scheduled), "nobody entered"
+            assert all(entry.start > 0 for entry in plan.scheduled), "nobody entered"
         assert plan.scheduled or plan.idle_reason is not None
 
     @invariant()

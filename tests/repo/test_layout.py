@@ -1,0 +1,108 @@
+"""Rules of the house that no type checker knows."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
+
+# What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
+PURE_STDLIB = {
+    "__future__", "bisect", "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools",
+    "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap", "types", "typing",
+}  # fmt: skip
+PURE_PROJECT = {
+    "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
+    "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.state", "sluice_sidecar.ledger",
+    "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.admission", "sluice_sidecar.measure",
+    "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
+}  # fmt: skip
+
+
+def pure_files() -> list[Path]:
+    files = sorted((ROOT / "engine_image/src/sluice_engine/core").glob("*.py"))
+    for module in sorted(PURE_PROJECT):
+        package, _, name = module.partition(".")
+        folder = {"sluice_engine": "engine_image", "sluice_sidecar": "sidecar", "sluice_operator": "operator"}[package]
+        path = ROOT / folder / "src" / package / f"{name}.py"
+        if path.exists():
+            files.append(path)
+    return files
+
+
+def imported_modules(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", pure_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_pure_file_imports_only_what_is_pure(path: Path) -> None:
+    for module in imported_modules(path):
+        inside = ".".join(module.split(".")[:2])
+        assert inside in PURE_PROJECT or module.split(".")[0] in PURE_STDLIB, f"{path.name} imports {module}"
+
+
+def test_a_folder_called_operator_does_not_break_the_standard_library() -> None:
+    program = "import json, operator, collections; print(operator.add(1, 2), operator.__file__)"
+
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("3 ")
+    assert str(ROOT / "operator") not in done.stdout
+
+
+def test_a_script_at_the_root_still_imports_json(tmp_path: Path) -> None:
+    script = ROOT / ".cache" / "import_json.py"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text("import json, sys; sys.path.insert(0, '.'); import operator; print(operator.add(1, 2))")
+
+    done = subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert done.stdout == "3\n"
+
+
+def test_nothing_that_python_would_import_is_named_operator() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+
+    assert not [name for name in tracked if name.endswith("/operator.py") or name == "operator.py"]
+    assert "operator/__init__.py" not in tracked
+    packages = [name for name in tracked if name.endswith("operator/__init__.py")]
+    assert all(name.endswith("sluice_operator/__init__.py") for name in packages)
+
+
+def test_tests_are_no_packages() -> None:
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_the_serving_side_imports_without_torch() -> None:
+    program = (
+        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
+        "import sluice_engine.server, sluice_engine.service, sluice_engine.protocol, sluice_engine.tokenizer\n"
+        "import sluice_sidecar.server, sluice_operator.handlers, sluice_operator.cli.main"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_lock_names_hashes_and_no_host() -> None:
+    for lock in sorted((ROOT / "requirements").glob("*.txt")):
+        text = lock.read_text()
+        assert "--hash=sha256:" in text, lock.name
+        assert "--index-url" not in text
+        assert "://" not in text, lock.name
