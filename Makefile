@@ -35,7 +35,7 @@ lock: ## Resolve the dependencies again: requirements/lock.txt, and from it what
 	set -e; for name in $(IMAGE_LOCKS); do \
 	  $(COMPILE) requirements/$$name.in -c requirements/lock.txt -o requirements/$$name.txt; done
 
-FORMAT_PATHS := engine_image sidecar operator tests benchmarks
+FORMAT_PATHS := engine_image sidecar operator tests benchmarks demo charts
 QUICK := not slow and not cluster
 
 .PHONY: format
@@ -51,7 +51,7 @@ lint: $(STAMP) ## Formatting, lint and import rules
 
 .PHONY: types
 types: $(STAMP) ## mypy, strict, tests included
-	$(BIN)/mypy $(PARTS:%=%/src) tests benchmarks
+	$(BIN)/mypy $(PARTS:%=%/src) tests benchmarks demo
 
 .PHONY: check
 check: lint types test-quick ## Everything quick: format, lint, types, imports, quick tests
@@ -73,11 +73,11 @@ test: check test-slow test-cluster ## All tests: what .ci/run runs
 
 .PHONY: demo
 demo: $(STAMP) ## A real model behind the gate on this machine, driven past its limits, explained
-	$(BIN)/sluice demo
+	$(BIN)/python demo/local.py
 
 .PHONY: demo-cluster
 demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, stream, refuse, delete
-	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python tests/cluster/demo.py
+	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python demo/cluster.py
 
 .PHONY: bench
 bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)

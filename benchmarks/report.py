@@ -1,0 +1,68 @@
+"""What every benchmark prints last: one JSON document with its bars; the exit code says whether all of them held."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure and what it is held against."""
+
+    name: str
+    value: float
+    unit: str
+    target: float
+    better: Literal["higher", "lower"]
+
+    @property
+    def ok(self) -> bool:
+        return self.value >= self.target if self.better == "higher" else self.value <= self.target
+
+
+@dataclass(slots=True)
+class Report:
+    benchmark: str
+    bars: list[Bar] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def finish(self) -> int:
+        """Print the document; 0 when every bar is ok, else 1."""
+        for bar in self.bars:
+            sign = "≥" if bar.better == "higher" else "≤"
+            verdict = "ok" if bar.ok else "MISSED"
+            print(f"{bar.name}: {bar.value:.1f} {bar.unit} (target {sign} {bar.target:g}) {verdict}")
+        document = {
+            "benchmark": self.benchmark,
+            "machine": machine(),
+            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+            "bars": [{**asdict(bar), "ok": bar.ok} for bar in self.bars],
+            "data": self.data,
+        }
+        print(json.dumps(document), flush=True)
+        return 0 if all(bar.ok for bar in self.bars) else 1
+
+
+def machine() -> str:
+    """Cores, processor and system, in words."""
+    model = platform.processor()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
+            model = next(line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"{len(os.sched_getaffinity(0))} cores, {model}, {platform.system()}"
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """`--json` (the document alone) and `--quick` (ends within a minute)."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print the JSON document only")
+    parser.add_argument("--quick", action="store_true", help="a shorter run that ends within a minute")
+    return parser.parse_args()
