@@ -1,0 +1,33 @@
+{{/* What the operator may do where InferenceServices live: the same rules as a ClusterRole or as a Role in each namespace.
+     They are RIGHTS in operator/src/sluice_operator/kube.py; a test compares the two. */}}
+{{- define "sluice.rules" -}}
+# Read what users ask for, and say what became of it.
+- apiGroups: [sluice.dev]
+  resources: [inferenceservices]
+  verbs: [get, list, watch]
+- apiGroups: [sluice.dev]
+  resources: [inferenceservices/status]
+  verbs: [patch]
+# What an InferenceService becomes, applied server-side. Owner references delete it with the resource; only a ConfigMap
+# that nothing names any more is deleted earlier.
+- apiGroups: [""]
+  resources: [serviceaccounts, services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# Which configuration is still in use, and what pods say when they fail.
+- apiGroups: [apps]
+  resources: [replicasets]
+  verbs: [list, watch]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+# What `kubectl describe` shows.
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end }}
