@@ -44,7 +44,7 @@ class Tokenizer:
         return len(self.token_bytes)
 
     def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Token ids of `text`; `add_special` adds what the model expects at its start. Chat templates write that themselves.
+        """Token ids of `text`; `add_special` adds what the model expects at its start (a chat template does so itself).
 
         A special token spelled out in the text is that token: chat templates work by it.
         """

@@ -1,0 +1,138 @@
+"""What both endpoints share: how tokens are drawn, how many answers, when they end, how they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_engine.core.request import SamplingParams
+from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
+
+# OpenAI allows 4 stop strings, and 128 choices; each of ours holds KV from its first token on, so fewer.
+MAX_STOP_STRINGS = 4
+MAX_CHOICES = 16
+# Text that may become a stop string is held back, so its length bounds how far a stream lags.
+MAX_STOP_CHARACTERS = 1024
+# A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
+MAX_TOKENS_BOUND = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """The options of one call, bounds checked; None where the caller left the choice open."""
+
+    max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    """The name under which the caller gave it, for errors."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    stream: bool = False
+    include_usage: bool = False
+
+    def sampling(self, *, max_tokens: int, seed: int, choice: int, eos_ids: frozenset[int]) -> SamplingParams:
+        """One choice's parameters, with everything resolved that was left open."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            seed=seed,
+            choice=choice,
+            logprobs=self.logprobs,
+            stop_token_ids=frozenset() if self.ignore_eos else eos_ids,
+        )
+
+
+# Hints and labels: they steer OpenAI's own service and change no output.
+SHARED_INERT = {
+    "user": Inert(str),
+    "logit_bias": Inert(dict, lambda value: not value),
+    "metadata": Inert(dict),
+    "store": Inert(bool, lambda value: value is False),
+    "service_tier": Inert(str, lambda value: value in {"auto", "default"}),
+}
+
+
+def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
+    """The options that both endpoints take; `logprobs` is read by each in its own type.
+
+    Raises:
+        InvalidRequest: a type or a bound is broken, or a value is not supported.
+    """
+    fields.accept_inert(SHARED_INERT)
+    max_tokens, param = _max_tokens(fields)
+    stream = fields.flag("stream")
+    top_k = fields.integer("top_k", -1, MAX_TOKENS_BOUND)
+    return Generation(
+        max_tokens=max_tokens,
+        max_tokens_param=param,
+        temperature=_or(fields.number("temperature", 0, 2), 1.0),
+        top_p=_or(fields.number("top_p", 0, 1, above=True), 1.0),
+        top_k=max(0, top_k or 0),  # -1 is how vLLM's clients say "all"
+        min_p=_or(fields.number("min_p", 0, 1), 0.0),
+        frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
+        presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
+        repetition_penalty=_or(fields.number("repetition_penalty", 0, 10, above=True), 1.0),
+        seed=fields.integer("seed", -(2**63), 2**63 - 1),
+        n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        stop=_stop(fields),
+        ignore_eos=fields.flag("ignore_eos"),
+        logprobs=logprobs,
+        stream=stream,
+        include_usage=_include_usage(fields, stream=stream),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _max_tokens(fields: Fields) -> tuple[int | None, str]:
+    old, new = (fields.integer(name, 1, MAX_TOKENS_BOUND) for name in ("max_tokens", "max_completion_tokens"))
+    if old is not None and new is not None and old != new:
+        fields.refuse("max_tokens", f"is {old} while max_completion_tokens is {new}; give one of them")
+    return (old, "max_tokens") if new is None else (new, "max_completion_tokens")
+
+
+def _stop(fields: Fields) -> tuple[str, ...]:
+    value = fields.value("stop")
+    if value is None:
+        return ()
+    if not isinstance(value, (str, list)):
+        fields.refuse("stop", f"must be a string or an array of strings, not {kind_of(value)}", "invalid_type")
+    if isinstance(value, list) and len(value) > MAX_STOP_STRINGS:
+        fields.refuse("stop", f"must hold at most {MAX_STOP_STRINGS} strings, not {len(value)}")
+    texts = [value] if isinstance(value, str) else value
+    for index, text in enumerate(texts):
+        name = "stop" if isinstance(value, str) else f"stop[{index}]"
+        if not isinstance(text, str):
+            fields.refuse(name, f"must be a string, not {kind_of(text)}", "invalid_type")
+        if not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            fields.refuse(name, f"must be 1 to {MAX_STOP_CHARACTERS} characters long, not {len(text)}")
+        check_text(text, fields.path(name))
+    return tuple(dict.fromkeys(str(text) for text in texts))
+
+
+def _include_usage(fields: Fields, *, stream: bool) -> bool:
+    options = fields.section("stream_options")
+    if options is None:
+        return False
+    if not stream:
+        fields.refuse("stream_options", "is allowed only when stream is true")
+    include = options.flag("include_usage")
+    options.accept_inert({"include_obfuscation": Inert(bool, lambda value: value is False)})
+    options.end()
+    return include

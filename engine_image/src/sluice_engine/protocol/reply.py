@@ -1,0 +1,136 @@
+"""What a reply is made of, whatever the endpoint: pieces of text, their tokens, ends and usage; and SSE framing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from sluice_engine.errors import RequestError
+
+FinishReason = Literal["stop", "length"]
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token and its log probability."""
+
+    token: bytes
+    logprob: float
+    text_offset: int
+    """Characters of the answer before it."""
+
+    @property
+    def text(self) -> str:
+        """The token alone; half a character shows as U+FFFD, which is what `token`'s bytes are for."""
+        return self.token.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text of one choice that is settled, with the tokens that made it where they were asked for."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole answer."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    def body(self) -> dict[str, int]:
+        """As OpenAI writes it."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyHead:
+    """What every object of one reply repeats."""
+
+    id: str
+    model: str
+    created_s: int
+    """Seconds since 1970, when the call was taken."""
+    system_fingerprint: str
+    """Changes with the engine's configuration, hence when equal seeds may give other answers."""
+    logprobs: bool
+    include_usage: bool
+
+    def fields(self, kind: str) -> dict[str, object]:
+        """The fields before `choices`."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created_s,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class Reply(Protocol):
+    """How one endpoint writes its answers."""
+
+    def opening(self, index: int) -> bytes:
+        """The frame before a choice's first text, possibly none."""
+        ...
+
+    def piece(self, index: int, piece: Piece) -> bytes:
+        """The frame of a piece of text."""
+        ...
+
+    def closing(self, index: int, finish_reason: FinishReason) -> bytes:
+        """The frame that ends a choice."""
+        ...
+
+    def usage(self, usage: Usage) -> bytes:
+        """The frame of the counts, after all choices."""
+        ...
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, object]:
+        """The body of a reply that is not streamed."""
+        ...
+
+
+class ChunkWriter:
+    """Frames of one stream: the part that all of them share is encoded once."""
+
+    def __init__(self, head: ReplyHead, kind: str) -> None:
+        shared = json.dumps(head.fields(kind), ensure_ascii=False, separators=(",", ":"))
+        self._start = f'data: {shared[:-1]},"choices":['
+        # With include_usage every chunk but the last says null, as OpenAI documents it.
+        self._end = '],"usage":null}\n\n' if head.include_usage else "]}\n\n"
+
+    def choice(self, choice: Mapping[str, object]) -> bytes:
+        """A chunk with one choice."""
+        text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
+        return f"{self._start}{text}{self._end}".encode()
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk without choices."""
+        text = json.dumps(usage.body(), separators=(",", ":"))
+        return f'{self._start}],"usage":{text}}}\n\n'.encode()
+
+
+def error_frame(error: RequestError) -> bytes:
+    """An error after the headers: the stream ends with it, and without [DONE]."""
+    return f"data: {json.dumps(error.body(), ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
