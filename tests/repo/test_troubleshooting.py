@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]from sluice_operator import pods
+from sluice_operator import pods
 
+ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/sluice_operator"
 
 
