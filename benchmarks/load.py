@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-WORDS = (
+VOCABULARY = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
     "area money story fact month lot right study book eye job word business issue side kind head house service friend"
-).split()  # fmt: skip
+)
+WORDS = VOCABULARY.split()
 
 
 @dataclass(slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 
@@ -41,7 +42,7 @@ class Report:
         document = {
             "benchmark": self.benchmark,
             "machine": machine(),
-            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+            "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
             "bars": [{**asdict(bar), "ok": bar.ok} for bar in self.bars],
             "data": self.data,
         }
@@ -53,8 +54,8 @@ def machine() -> str:
     """Cores, processor and system, in words."""
     model = platform.processor()
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:
-            model = next(line.split(":")[1].strip() for line in cpuinfo if line.startswith("model name"))
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
     return f"{len(os.sched_getaffinity(0))} cores, {model}, {platform.system()}"

@@ -102,7 +102,7 @@ async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tok
 
 async def drive(base_url: str, model: str, console: Console) -> list[Call]:
     """The three waves; every call with what its client saw."""
-    rng = random.Random(SEED)  # noqa: S311  # a repeatable demo, not a secret
+    rng = random.Random(SEED)  # a repeatable demo, not a secret
     client = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120)
     patient = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=8, timeout=120)
     long_prompt = " ".join(itertools.islice(itertools.cycle(SENTENCE.split()), LONG_PROMPT_WORDS)) + ". Summarise this."
@@ -223,7 +223,7 @@ async def run(base_url: str, admin_url: str, model: str, ttft_s: float, itl_s: f
     patient = next(call for call in calls if call.group == "patient")
     if patient.ttft_s is not None:
         console.print(
-            f"The patient latecomer used the client library's own retry: it came back when told and had its first token "
+            f"The patient latecomer used the client library's own retry: it came back when told, its first token came "
             f"after {patient.ttft_s:.1f} s."
         )
     engine = state["engine"]

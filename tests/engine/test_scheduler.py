@@ -181,6 +181,23 @@ def test_entry_stays_shut_after_a_preemption_until_somebody_leaves_or_the_victim
     assert [r.id for r in scheduler.running] == ["A"]
 
 
+def test_a_shut_entry_reopens_when_anybody_leaves() -> None:
+    scheduler = make_scheduler()
+    loop = make_loop(scheduler)
+    loop.add(make_request("A", 4, 3))
+    loop.step()
+    scheduler._latched_for = 10_000
+    loop.add(make_request("B", 4, 3, arrival_us=1))
+    loop.step()
+    assert loop.last_plan is not None
+    assert loop.last_plan.waiting_reasons == (("entry_latched", 1),)
+
+    loop.step()  # A's last
+    loop.step()
+
+    assert [request.id for request in scheduler.running] == ["B"]
+
+
 def test_a_preempted_run_gives_the_same_tokens_as_an_undisturbed_one() -> None:
     def tokens(num_blocks: int) -> tuple[dict[str, list[int]], int]:
         scheduler = make_scheduler(num_blocks=num_blocks)

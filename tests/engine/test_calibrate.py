@@ -1,0 +1,152 @@
+"""Filling and keeping the step-time table, on a machine whose step times are a formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice_engine.calibrate import calibrate
+from sluice_engine.codec import from_json
+from sluice_engine.config import (
+    CacheConfig,
+    ChunkConfig,
+    EngineConfig,
+    LiveConfig,
+    ModelConfig,
+    ModelSource,
+    SchedulerConfig,
+    SLOConfig,
+)
+from sluice_engine.core.derive import derive
+from sluice_engine.core.steptime import StepTable
+
+
+class Machine:
+    """Steps cost 20 ms, 0.5 ms a prefill token, 2 ms a decode, 1 µs a token of context; the clock sums them up."""
+
+    num_blocks = 400
+    block_tokens = 16
+    max_length_tokens = 8192
+
+    def __init__(self, description: str = "a machine", factor: float = 1.0) -> None:
+        self.description = description
+        self.factor = factor
+        self.now_us = 0
+        self.measured: list[tuple[int, int, int]] = []
+
+    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        self.measured.append((decode_requests, prefill_tokens, context_tokens))
+        cost = round((20_000 + 500 * prefill_tokens + 2_000 * decode_requests + context_tokens) * self.factor)
+        self.now_us += cost
+        return cost
+
+
+def config(table_dir: Path, max_sequences: int | None = None) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(source=ModelSource(demo="smollm2-135m"), served_name="m"),
+        cache=CacheConfig(),
+        scheduling=SchedulerConfig(max_sequences=max_sequences),
+        table_dir=str(table_dir),
+    )
+
+
+def live(itl_ms: int = 500, chunk: int | None = None) -> LiveConfig:
+    slo = SLOConfig(time_to_first_token_us=10_000_000, inter_token_latency_us=itl_ms * 1000)
+    return LiveConfig(slo=slo, scheduling=ChunkConfig(prefill_chunk_tokens=chunk))
+
+
+def test_the_table_gives_back_what_the_machine_does(tmp_path: Path) -> None:
+    machine = Machine()
+
+    table, capacity = calibrate(machine, config(tmp_path), live(), lambda: machine.now_us)
+
+    for cell in [(1, 0, 0), (4, 64, 0), (10, 100, 3000), (64, 256, 6400), (0, 256, 0)]:
+        expected = Machine().measure(*cell)
+        assert abs(table.predict_us(*cell) - expected) <= 0.02 * expected, cell
+    assert capacity.pool_tokens == 6400
+    assert capacity.max_decode_requests == 64
+
+
+def test_measuring_ends_in_time_on_a_slow_machine(tmp_path: Path) -> None:
+    machine = Machine(factor=4)
+
+    calibrate(machine, config(tmp_path), live(), lambda: machine.now_us)
+
+    assert machine.now_us < 60_000_000
+
+
+def test_steps_far_over_the_promise_are_not_measured_twice_over(tmp_path: Path) -> None:
+    machine = Machine()
+
+    table, _ = calibrate(machine, config(tmp_path), live(itl_ms=100), lambda: machine.now_us)
+
+    assert table.prefill_axis[-1] == 1024, "the first step over 250 ms ends the axis"
+
+
+def test_a_chunk_and_a_batch_that_are_set_are_measured_themselves(tmp_path: Path) -> None:
+    machine = Machine()
+
+    table, _ = calibrate(machine, config(tmp_path, max_sequences=10), live(chunk=300), lambda: machine.now_us)
+
+    assert 300 in table.prefill_axis
+    assert table.decode_axis == (0, 1, 4, 10)
+
+
+def test_a_kept_table_is_taken_after_a_few_checks(tmp_path: Path) -> None:
+    first = Machine()
+    table, _ = calibrate(first, config(tmp_path), live(), lambda: first.now_us)
+    again = Machine()
+
+    kept, _ = calibrate(again, config(tmp_path), live(), lambda: again.now_us)
+
+    assert kept == table
+    assert len(again.measured) < len(first.measured) / 4
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(Machine(factor=3), id="slower-than-it-was"),
+        pytest.param(Machine("another machine"), id="another-machine"),
+    ],
+)
+def test_a_kept_table_that_does_not_agree_is_measured_anew(tmp_path: Path, machine: Machine) -> None:
+    first = Machine()
+    calibrate(first, config(tmp_path), live(), lambda: first.now_us)
+
+    table, _ = calibrate(machine, config(tmp_path), live(), lambda: machine.now_us)
+
+    assert table.predict_us(1, 64, 0) == pytest.approx(Machine(factor=machine.factor).measure(1, 64, 0), rel=0.02)
+
+
+def test_a_kept_table_that_is_damaged_is_measured_anew(tmp_path: Path) -> None:
+    first = Machine()
+    calibrate(first, config(tmp_path), live(), lambda: first.now_us)
+    (path,) = tmp_path.glob("step-table-*.json")
+    path.write_text(path.read_text()[:-40])
+    machine = Machine()
+
+    table, _ = calibrate(machine, config(tmp_path), live(), lambda: machine.now_us)
+
+    assert from_json(StepTable, path.read_text(), "kept") == table
+
+
+def test_a_folder_that_cannot_be_written_costs_only_the_next_warm_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    machine = Machine()
+
+    table, _ = calibrate(machine, config(tmp_path / "file" / "under"), live(), lambda: machine.now_us)
+
+    assert table.predict_us(1, 0, 0) > 0
+
+
+def test_limits_derived_from_a_measured_table_rest_on_measured_cells(tmp_path: Path) -> None:
+    machine = Machine()
+    settings = live()
+    table, capacity = calibrate(machine, config(tmp_path), settings, lambda: machine.now_us)
+
+    derived, _ = derive(settings.slo, SchedulerConfig(), ChunkConfig(), table, capacity)
+
+    assert derived.feasible, derived.reason
+    assert not table.extrapolates(derived.max_sequences, derived.chunk_ceiling_tokens)
