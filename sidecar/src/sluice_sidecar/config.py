@@ -46,4 +46,6 @@ class GateConfig:
         for name in ("state_interval_us", "stale_after_us", "blind_after_us", "drain_timeout_us", "stall_timeout_us"):
             require(getattr(self, name) > 0, name, "must be positive")
         require(self.endpoint_propagation_us >= 0, "endpoint_propagation_us", "must not be negative")
-        require(1024 <= self.body_limit_bytes <= self.held_bodies_bytes, "body_limit_bytes", "1024 to held_bodies_bytes")
+        require(
+            1024 <= self.body_limit_bytes <= self.held_bodies_bytes, "body_limit_bytes", "1024 to held_bodies_bytes"
+        )

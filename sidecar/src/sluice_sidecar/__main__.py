@@ -1,0 +1,136 @@
+"""`python -m sluice_sidecar --config FILE`: read the files, build the gate, run until told to stop.
+
+Exit status: 0 after SIGTERM, 2 with one line on stderr for a file or an address that cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+
+from sluice_engine import codec
+from sluice_engine.config import LiveConfig
+from sluice_engine.errors import InvalidConfig
+from sluice_sidecar import logs
+from sluice_sidecar.admin import Admin
+from sluice_sidecar.config import GateConfig
+from sluice_sidecar.listener import GateServer, bind
+from sluice_sidecar.server import Gate
+
+log = logging.getLogger(__name__)
+
+USAGE_ERROR = 2
+
+
+def clock_us() -> int:
+    """Monotonic time in whole microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the gate; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="sluice_sidecar", description="Sluice's gate: the pod's only door.")
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="gate.json")
+    options = parser.parse_args(arguments)
+    try:
+        config = codec.from_json(GateConfig, options.config.read_bytes(), "gate.json")
+        live = codec.from_json(LiveConfig, Path(config.live_path).read_bytes(), "live.json")
+        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
+        sockets = (bind(config.host, config.port), bind(config.host, config.admin_port))
+    except (InvalidConfig, OSError) as error:
+        sys.stderr.write(f"sluice_sidecar: {_one_line(error)}\n")
+        return USAGE_ERROR
+    logs.configure()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(config, live, *sockets))
+
+
+async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, private: socket.socket) -> int:
+    """Run both doors until a signal ends them."""
+    gate = Gate(config, live, clock=clock_us, draw=random.SystemRandom().randint)
+    gate.drain.clear()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopping: set[asyncio.Task[None]] = set()
+
+    async def drain_and_stop() -> None:
+        if gate.drain.started or gate.in_flight:
+            await gate.drain.start()
+        stop.set()
+
+    def terminate() -> None:
+        if stopping:
+            log.warning("second signal: leaving at once")
+            stop.set()
+        else:
+            log.info("terminating", extra={"in_flight": gate.in_flight})
+            stopping.add(loop.create_task(drain_and_stop()))
+
+    loop.add_signal_handler(signal.SIGUSR1, gate.drain.start)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, terminate)
+    poller = loop.create_task(gate.engine.run())
+    user_timeout_ms = config.stall_timeout_us // 1000
+    runners = [web.ServerRunner(GateServer(handle, user_timeout_ms=user_timeout_ms), shutdown_timeout=0.1)
+               for handle in (gate.handle, Admin(gate).handle)]  # fmt: skip
+    for runner, sock in zip(runners, (public, private), strict=True):
+        await runner.setup()
+        await web.SockSite(runner, sock).start()
+    publish_address(config, public, private)
+    log.info("listening", extra={"port": public.getsockname()[1], "admin_port": private.getsockname()[1]})
+    waiter = loop.create_task(stop.wait())
+    # A poller that ends is a bug: better a restart by the kubelet than a gate that sees nothing.
+    await asyncio.wait({waiter, poller}, return_when=asyncio.FIRST_COMPLETED)
+    if poller.done():
+        log.error("the poll of the engine ended", exc_info=poller.exception())
+        return 1
+    for runner in runners:
+        await runner.cleanup()
+    for task in (poller, waiter):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    await gate.engine.close()
+    return 0
+
+
+def publish_address(config: GateConfig, public: socket.socket, private: socket.socket) -> None:
+    """Write `gate-address.json`, whole or not at all: local runs listen on ports that the kernel chose."""
+    host = "127.0.0.1" if config.host in {"::", "0.0.0.0"} else config.host  # noqa: S104  # compared, not bound
+    address = {"host": host, "port": public.getsockname()[1], "admin_port": private.getsockname()[1]}
+    path = Path(config.run_dir) / "gate-address.json"
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(address))
+    scratch.replace(path)
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # a faster loop where there is one
+    except ImportError:
+        return None
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    return str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

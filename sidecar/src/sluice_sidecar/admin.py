@@ -1,0 +1,112 @@
+"""The gate's other door on 9090, for the cluster and for people: metrics, state, steps, and the engine's probes.
+
+Owns the shape of the gate's `/state`. It is not on the Service. Must not take part in any request's way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from sluice_engine import codec
+from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.listener import answer
+from sluice_sidecar.server import Gate
+from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
+
+_STEPS_TIMEOUT_S = 5.0
+
+
+class Admin:
+    """Everything behind port 9090."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._gate_config_hash = codec.digest(gate.config)
+        self._live_config_hash = codec.digest(gate.live)
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        pages = {
+            "/livez": self._livez,
+            "/metrics": self._metrics,
+            "/state": self._state,
+            "/steps": self._steps,
+            "/engine/startupz": self._startupz,
+            "/engine/livez": self._engine_livez,
+        }
+        page = pages.get(request.path)
+        if page is None:
+            return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this port has {', '.join(pages)}."))
+        if request.method not in {"GET", "HEAD"}:
+            message = f"{request.path} takes GET, HEAD, not {request.method}."
+            return answer(Refusal(Reason.METHOD_NOT_ALLOWED, message), extra={"Allow": "GET, HEAD"})
+        return await page(request)
+
+    def state(self) -> GateState:
+        """The gate's own state, with the engine's within."""
+        gate, now_us = self._gate, self._gate.clock()
+        admission, engine = gate.admission, gate.engine.state
+        closed_by = admission.closed_by(now_us)
+        pool = None if engine is None else engine.pool
+        used_percent = 0.0 if pool is None else 100 * (pool.total_blocks - pool.free_blocks) / max(1, pool.total_blocks)
+        return GateState(
+            schema_version=SCHEMA_VERSION,
+            ready=gate.not_ready() is None,
+            draining=gate.drain.started,
+            freshness=admission.freshness(now_us),
+            live_config_hash=self._live_config_hash,
+            gate_config_hash=self._gate_config_hash,
+            measured=gate.recorder.measured(
+                preemptions_per_minute=admission.ceiling.per_minute(now_us),
+                kv_usage_percent=round(used_percent, 1),
+                now_us=now_us,
+            ),
+            admission=Admission(
+                open=closed_by is None,
+                reason="" if closed_by is None else closed_by.value,
+                kv_ceiling_percent=round(100 * admission.ceiling.share, 1),
+                predicted_peak_blocks=admission.peak_blocks(),
+                ledger_requests=len(admission.ledger.entries),
+                ledger_blocks=admission.ledger_blocks(),
+                waiting_at_door=admission.waiting,
+                admitted_total=admission.admitted_total,
+                refused_total=dict(sorted(admission.refused_total.items())),
+            ),
+            engine=engine,
+        )
+
+    async def _livez(self, _: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.BaseRequest) -> web.StreamResponse:
+        page = self._gate.metrics.page() + await self._gate.engine.metrics_page()
+        return web.Response(body=page, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _state(self, _: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(text=codec.to_json(self.state()), content_type="application/json")
+
+    async def _steps(self, request: web.BaseRequest) -> web.StreamResponse:
+        try:
+            async with (
+                asyncio.timeout(_STEPS_TIMEOUT_S),
+                self._gate.engine.request("GET", request.rel_url.raw_path_qs) as upstream,
+            ):
+                return web.Response(
+                    status=upstream.status, body=await upstream.read(), content_type=upstream.content_type
+                )
+        except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
+            return answer(Refusal(Reason.ENGINE_DEAD, "The engine does not answer."))
+
+    async def _startupz(self, _: web.BaseRequest) -> web.StreamResponse:
+        return _probe(self._gate.engine.start_problem())
+
+    async def _engine_livez(self, _: web.BaseRequest) -> web.StreamResponse:
+        return _probe(self._gate.engine.life_problem())
+
+
+def _probe(problem: str | None) -> web.Response:
+    return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n")

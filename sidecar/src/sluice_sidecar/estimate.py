@@ -1,0 +1,207 @@
+"""What a request will cost, read from its body and from what earlier ones turned out to cost.
+
+Owns the learned ratio of tokens to bytes. The body is parsed to be priced, never to be judged: a wrong type is priced
+as little and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from sluice_engine.core.fit import largest_output_tokens
+from sluice_sidecar.errors import Reason, Refusal, Refused
+from sluice_sidecar.ledger import ChoiceCost, Cost
+from sluice_sidecar.limits import Limits
+
+Route = Literal["chat", "completions"]
+
+# What a chat template puts around one message (role, separators), and around the whole (a default system message).
+MESSAGE_OVERHEAD_TOKENS = 8
+TEMPLATE_OVERHEAD_TOKENS = 32
+# Until learned: one token for three bytes of ASCII; real text has four or more. Other scripts split finer.
+START_TOKENS_PER_BYTE = 1 / 3
+NON_ASCII_WEIGHT = 1.5
+# No tokenizer in use packs running text into fewer tokens than this many bytes each: what is too long by this measure
+# is too long for certain, and is not worth the engine's time to count.
+MOST_BYTES_PER_TOKEN = 16
+# OpenAI's own bound on `n`; the engine refuses what is beyond.
+MOST_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the body asks for, in bytes where tokens are not known yet."""
+
+    prompts: tuple[PromptSize, ...]
+    choices_per_prompt: int
+    max_tokens: int | None
+    param: str
+    """The body's field that holds the prompt."""
+
+    @property
+    def largest(self) -> int:
+        """Index of the largest prompt."""
+        return max(range(len(self.prompts)), key=lambda i: (self.prompts[i].tokens or 0, self.prompts[i].text_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSize:
+    """One prompt: its exact length where the caller sent token ids, else its text in bytes."""
+
+    text_bytes: int = 0
+    """Bytes of UTF-8, those outside ASCII weighted."""
+    overhead_tokens: int = 0
+    tokens: int | None = None
+
+
+class TokenRatio:
+    """Tokens per byte, learned from prompts whose length the engine has told; an upper quantile, to err safely."""
+
+    def __init__(self, window: int = 128, least_samples: int = 8) -> None:
+        self._samples: deque[float] = deque(maxlen=window)
+        self._least_samples = least_samples
+        self.tokens_per_byte = START_TOKENS_PER_BYTE
+
+    def learn(self, text_bytes: int, tokens: int) -> None:
+        """Take in one prompt's real length, the template's part left out."""
+        if text_bytes < 64:
+            return
+        self._samples.append(min(1.5, max(1 / MOST_BYTES_PER_TOKEN, tokens / text_bytes)))
+        if len(self._samples) >= self._least_samples:
+            ordered = sorted(self._samples)
+            self.tokens_per_byte = ordered[min(len(ordered) - 1, len(ordered) * 9 // 10)]
+
+    def tokens(self, prompt: PromptSize) -> int:
+        """The length to expect, exact where it is known."""
+        if prompt.tokens is not None:
+            return max(1, prompt.tokens)
+        return max(1, prompt.overhead_tokens + round(prompt.text_bytes * self.tokens_per_byte + 0.5))
+
+
+def parse(body: bytes, route: Route) -> Asked:
+    """What a body asks for.
+
+    Raises:
+        Refused: not UTF-8, not JSON, or not an object.
+    """
+    try:
+        data = json.loads(body.decode())
+    except RecursionError as error:
+        raise Refused(Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")) from error
+    except ValueError as error:
+        detail = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else f"not valid JSON: {error}"
+        raise Refused(Refusal(Reason.INVALID_JSON, f"The body is {detail}.")) from error
+    if not isinstance(data, dict):
+        raise Refused(Refusal(Reason.INVALID_JSON, "The body must be a JSON object."))
+    prompts = (_chat(data.get("messages")),) if route == "chat" else _prompts(data.get("prompt"))
+    limit = data.get("max_completion_tokens", data.get("max_tokens")) if route == "chat" else data.get("max_tokens")
+    return Asked(
+        prompts=prompts,
+        choices_per_prompt=min(MOST_CHOICES, _positive(data.get("n")) or 1),
+        # A wrong type is the engine's to refuse: priced as the least.
+        max_tokens=None if limit is None else _positive(limit) or 1,
+        param="messages" if route == "chat" else "prompt",
+    )
+
+
+def price(asked: Asked, limits: Limits, ratio: TokenRatio, exact_tokens: int | None = None) -> Cost:
+    """The cost of a call. `exact_tokens` is the counted length of its largest prompt, where it was counted."""
+    choices: list[ChoiceCost] = []
+    for index, prompt in enumerate(asked.prompts):
+        if exact_tokens is not None and index == asked.largest:
+            tokens = exact_tokens
+        else:
+            # An estimate that does not fit is too high: what cannot fit for certain was refused before.
+            tokens = max(1, min(ratio.tokens(prompt), _most_prompt_tokens(asked.max_tokens or 1, limits)))
+        room = largest_output_tokens(tokens, max_length_tokens=limits.max_length_tokens, pool_tokens=limits.pool_tokens)
+        choice = ChoiceCost(tokens, max(1, room) if asked.max_tokens is None else asked.max_tokens)
+        choices.extend([choice] * asked.choices_per_prompt)
+    return Cost(
+        tuple(choices[:MOST_CHOICES]),
+        text_bytes=0 if any(prompt.tokens is not None for prompt in asked.prompts) else asked.prompts[0].text_bytes,
+        overhead_tokens=asked.prompts[0].overhead_tokens,
+    )
+
+
+def impossible(asked: Asked, limits: Limits, tokens: int) -> str | None:
+    """Why a prompt of this many tokens could never run with what is asked of it, not even alone."""
+    return limits.unfit_reason(tokens, asked.max_tokens or 1)
+
+
+def hopeless(asked: Asked, limits: Limits) -> str | None:
+    """Why the largest prompt is too long by any measure, so that it is refused without being counted."""
+    prompt = asked.prompts[asked.largest]
+    if prompt.tokens is not None:
+        return impossible(asked, limits, prompt.tokens)
+    least = max(1, prompt.text_bytes // MOST_BYTES_PER_TOKEN)
+    problem = impossible(asked, limits, least)
+    return problem if problem is None or least == 1 else problem.replace("prompt (", "prompt (at least ", 1)
+
+
+def worth_counting(asked: Asked, limits: Limits, ratio: TokenRatio) -> bool:
+    """Whether the estimate does not fit but the truth may: then the engine is asked to count."""
+    prompt = asked.prompts[asked.largest]
+    return prompt.tokens is None and impossible(asked, limits, ratio.tokens(prompt)) is not None
+
+
+def tokenize_body(body: bytes, asked: Asked) -> bytes:
+    """What `/tokenize` is asked in order to count the largest prompt of a body that was parsed before."""
+    data = json.loads(body)
+    if asked.param == "messages":
+        question = {"messages": data["messages"]}
+    else:
+        prompt = data["prompt"]
+        question = {"prompt": prompt if isinstance(prompt, str) else prompt[asked.largest]}
+    if isinstance(data.get("model"), str):
+        question["model"] = data["model"]
+    return json.dumps(question).encode()
+
+
+def _most_prompt_tokens(max_tokens: int, limits: Limits) -> int:
+    return min(limits.max_length_tokens - max_tokens, limits.pool_tokens - max_tokens + 1)
+
+
+def _positive(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _weighted_bytes(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    # A character outside ASCII has at least two bytes, so this counts all but a few of their bytes.
+    outside = min(size, 2 * (size - len(text)))
+    return size + int(outside * (NON_ASCII_WEIGHT - 1))
+
+
+def _chat(messages: object) -> PromptSize:
+    texts: list[str] = []
+    count = 0
+    for message in messages if isinstance(messages, list) else []:
+        count += 1
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                texts.append(text)
+    overhead = TEMPLATE_OVERHEAD_TOKENS + MESSAGE_OVERHEAD_TOKENS * count
+    return PromptSize(sum(map(_weighted_bytes, texts)), overhead)
+
+
+def _prompts(prompt: object) -> tuple[PromptSize, ...]:
+    if isinstance(prompt, str):
+        return (PromptSize(_weighted_bytes(prompt), 1),)
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(item, int) for item in prompt):
+            return (PromptSize(tokens=len(prompt)),)
+        return tuple(_one(item) for item in prompt[:MOST_CHOICES])
+    return (PromptSize(),)
+
+
+def _one(item: object) -> PromptSize:
+    if isinstance(item, str):
+        return PromptSize(_weighted_bytes(item), 1)
+    return PromptSize(tokens=len(item)) if isinstance(item, list) else PromptSize()

@@ -1,0 +1,234 @@
+"""The ledger: what the gate let in and has not seen leave, corrected by the engine's own state.
+
+Owns every admitted request from its reservation to the end of its stream. A `Permit` is the right to one entry and is
+closed exactly once by the stream that holds it; a lease is the safety net. Must not know why something was admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sluice_engine.core.state import EngineState, RequestState
+
+# A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
+LEASE_US = 900_000_000
+# The engine lists a request as soon as it is tokenized; one it never listed after this long holds nothing there.
+UNSEEN_GRACE_US = 5_000_000
+# State is polled five times a second: a finished request is gone from it well within this.
+_COMPLETED_MEMORY_US = 3_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceCost:
+    """One choice of a call: its own prefill, its own blocks."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a call asks for: prefill tokens, decode tokens, blocks over time and slots. Never a request count."""
+
+    choices: tuple[ChoiceCost, ...]
+    text_bytes: int = 0
+    """Weighted bytes the prompt estimate was made from; 0 where nothing can be learned from it."""
+    overhead_tokens: int = 0
+    """Part of the estimate that does not come from text: the chat template around each message."""
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens to compute, over all choices."""
+        return sum(choice.prompt_tokens for choice in self.choices)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Output tokens, over all choices."""
+        return sum(choice.max_tokens for choice in self.choices)
+
+    @property
+    def longest_prompt_tokens(self) -> int:
+        """The prompt that the promise of a first token is read from."""
+        return max(choice.prompt_tokens for choice in self.choices)
+
+
+@dataclass(slots=True)
+class Progress:
+    """One choice as far as the gate knows it."""
+
+    prompt_tokens: int
+    max_tokens: int
+    computed_tokens: int = 0
+    output_tokens: int = 0
+    seen: bool = False
+    """The engine has listed it."""
+    gone: bool = False
+    """The engine holds nothing for it any more; its stream may still be on its way."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Its whole known input: what it holds once prefilled."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens to compute before its next token: 1 while it decodes."""
+        return max(1, self.known_tokens - self.computed_tokens)
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether more than the next decode is left to compute."""
+        return self.remaining_tokens > 1
+
+    def correct(self, state: RequestState) -> None:
+        """Take over what the engine says."""
+        self.prompt_tokens = state.prompt_tokens
+        self.max_tokens = state.max_tokens
+        self.computed_tokens = state.computed_tokens
+        self.output_tokens = state.output_tokens
+        self.seen, self.gone = True, False
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One admitted call."""
+
+    id: str
+    cost: Cost
+    admitted_us: int
+    touched_us: int
+    choices: list[Progress]
+    forwarded_us: int | None = None
+    learned: bool = False
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Entries by request id, and strangers: requests in the engine that no entry explains."""
+
+    on_release: Callable[[Entry, bool, int], None] | None = None
+    """Told of each release: the entry, whether its stream completed, and when."""
+    entries: dict[str, Entry] = field(default_factory=dict)
+    strangers: list[Progress] = field(default_factory=list)
+    releases_total: int = 0
+    double_closes_total: int = 0
+    leases_expired_total: int = 0
+    _completed: dict[str, int] = field(default_factory=dict)
+
+    def reserve(self, request_id: str, cost: Cost, now_us: int) -> Permit:
+        """Enter a call; the caller closes the permit when its stream ends, however it ends."""
+        choices = [Progress(choice.prompt_tokens, choice.max_tokens) for choice in cost.choices]
+        entry = Entry(request_id, cost, now_us, now_us, choices)
+        assert request_id not in self.entries, "request ids are minted by the gate and unique"
+        self.entries[request_id] = entry
+        return Permit(self, entry)
+
+    def release(self, entry: Entry, *, completed: bool, now_us: int) -> bool:
+        """Forget an entry; False when it was released before."""
+        if self.entries.get(entry.id) is not entry:
+            self.double_closes_total += 1
+            return False
+        del self.entries[entry.id]
+        self.releases_total += 1
+        if completed:
+            # The last state may still list it; the engine has ended it all the same.
+            self._completed[entry.id] = now_us
+        else:
+            # The engine frees it with its next step: until a state says so, its blocks are taken.
+            self.strangers.extend(choice for choice in entry.choices if choice.seen and not choice.gone)
+        if self.on_release is not None:
+            self.on_release(entry, completed, now_us)
+        return True
+
+    def expire(self, now_us: int) -> list[Entry]:
+        """Release what has not moved for a whole lease."""
+        expired = [entry for entry in self.entries.values() if now_us - entry.touched_us > LEASE_US]
+        for entry in expired:
+            self.leases_expired_total += 1
+            self.release(entry, completed=False, now_us=now_us)
+        return expired
+
+    def apply(self, state: EngineState, now_us: int) -> list[Entry]:
+        """Correct every size by the engine's state; returns the entries whose real prompt length is new."""
+        listed = {(request.id, request.choice): request for request in state.requests}
+        finished = {(request.id, request.choice): request for request in state.finished}
+        learned = []
+        for entry in self.entries.values():
+            for index, choice in enumerate(entry.choices):
+                request = listed.pop((entry.id, index), None)
+                if request is not None:
+                    choice.correct(request)
+                elif (ended := finished.get((entry.id, index))) is not None:
+                    choice.prompt_tokens, choice.output_tokens = ended.prompt_tokens, ended.output_tokens
+                    choice.seen = choice.gone = True
+                elif choice.seen:
+                    choice.gone = True
+                elif entry.forwarded_us is not None:
+                    choice.gone = now_us - entry.forwarded_us > UNSEEN_GRACE_US
+            if not entry.learned and all(choice.seen for choice in entry.choices):
+                entry.learned = True
+                learned.append(entry)
+        self._completed = {k: v for k, v in self._completed.items() if now_us - v < _COMPLETED_MEMORY_US}
+        self.strangers = [_progress(request) for (key, _), request in listed.items() if key not in self._completed]
+        return learned
+
+    def forget_engine(self) -> None:
+        """The engine is gone: nothing it listed holds anything any more."""
+        self.strangers = []
+        for entry in self.entries.values():
+            for choice in entry.choices:
+                choice.gone = choice.gone or choice.seen
+
+    def live(self) -> Iterator[Progress]:
+        """Every choice that holds, or will hold, blocks and a slot in the engine."""
+        for entry in self.entries.values():
+            for choice in entry.choices:
+                if not choice.gone:
+                    yield choice
+        yield from self.strangers
+
+
+def _progress(request: RequestState) -> Progress:
+    progress = Progress(request.prompt_tokens, request.max_tokens)
+    progress.correct(request)
+    return progress
+
+
+class Permit:
+    """The right to one ledger entry. Closing it twice is harmless and counted."""
+
+    __slots__ = ("_ledger", "completed", "entry")
+
+    def __init__(self, ledger: Ledger, entry: Entry) -> None:
+        self._ledger = ledger
+        self.entry = entry
+        self.completed = False
+        """Set by the stream once the engine's answer came to its end."""
+
+    def forwarded(self, now_us: int) -> None:
+        """The request is on its way to the engine."""
+        self.entry.forwarded_us = now_us
+        self.entry.touched_us = now_us
+
+    def touch(self, now_us: int) -> None:
+        """The stream moved: renew the lease."""
+        self.entry.touched_us = now_us
+
+    def close(self, now_us: int) -> bool:
+        """Give the entry back; False when that had happened before."""
+        return self._ledger.release(self.entry, completed=self.completed, now_us=now_us)
+
+    @property
+    def open(self) -> bool:
+        """Whether the entry is still held."""
+        return self._ledger.entries.get(self.entry.id) is self.entry
+
+    @contextmanager
+    def held(self, clock: Callable[[], int]) -> Iterator[Permit]:
+        """`with permit.held(clock):` closes the permit on the way out, whatever happens inside."""
+        try:
+            yield self
+        finally:
+            self.close(clock())

@@ -1,0 +1,222 @@
+"""How much fits: the future peak of KV blocks, the steered ceiling, and the time to a first token.
+
+Pure functions and small classes over what the engine measured of itself. Must not know requests, HTTP or a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice_engine.config import SLOConfig
+from sluice_engine.core.fit import blocks_for, unfit_reason
+from sluice_engine.core.state import EngineState
+
+WINDOW_US = 5_000_000
+RATE_HORIZON_US = 30_000_000
+CLEAN_AFTER_US = 10_000_000
+RISE_PER_S = 0.05
+FALL = 0.9
+FLOOR = 0.5
+_MINUTE_US = 60_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the engine derived and measured, as the decision needs it."""
+
+    max_length_tokens: int
+    block_tokens: int
+    total_blocks: int
+    max_sequences: int
+    chunk_ceiling_tokens: int
+    token_budget: int
+    inter_token_latency_us: int
+    fixed_us: int
+    decode_us: int
+    per_prefill_token_ns: int
+    decode_curve_us: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def from_state(cls, state: EngineState, slo: SLOConfig) -> Limits | None:
+        """The limits of a ready engine; None while it has not derived any."""
+        if state.pool is None or state.derived is None or state.step_cost is None:
+            return None
+        return cls(
+            max_length_tokens=state.max_length_tokens,
+            block_tokens=state.pool.block_tokens,
+            total_blocks=state.pool.total_blocks,
+            # An engine that cannot keep the promise serves all the same, one request at a time.
+            max_sequences=max(1, state.derived.max_sequences),
+            chunk_ceiling_tokens=state.derived.chunk_ceiling_tokens,
+            token_budget=state.derived.token_budget,
+            inter_token_latency_us=slo.inter_token_latency_us,
+            fixed_us=state.step_cost.fixed_us,
+            decode_us=state.step_cost.decode_us,
+            per_prefill_token_ns=state.step_cost.per_prefill_token_ns,
+            decode_curve_us=tuple(sorted(state.decode_curve_us)),
+        )
+
+    @property
+    def pool_tokens(self) -> int:
+        """The whole pool in tokens."""
+        return self.total_blocks * self.block_tokens
+
+    def unfit_reason(self, prompt_tokens: int, max_tokens: int) -> str | None:
+        """Why a request could never run, not even alone."""
+        return unfit_reason(
+            prompt_tokens, max_tokens, max_length_tokens=self.max_length_tokens, pool_tokens=self.pool_tokens
+        )
+
+    def decode_step_us(self, decodes: int) -> int:
+        """A step that only decodes this many, between the measured points in a straight line."""
+        if decodes <= 0:
+            return self.fixed_us
+        curve = self.decode_curve_us or ((max(1, self.max_sequences), self.fixed_us + self.decode_us),)
+        if decodes >= curve[-1][0]:
+            return curve[-1][1]
+        low = (0, self.fixed_us)
+        for point in curve:
+            if decodes <= point[0]:
+                return low[1] + (point[1] - low[1]) * (decodes - low[0]) // (point[0] - low[0])
+            low = point
+        return curve[-1][1]
+
+    def chunk_tokens(self, decodes: int) -> int:
+        """Prefill that one step carries beside this many decodes; at least one block's worth, so that time passes."""
+        if decodes <= 0:
+            return max(self.token_budget, self.chunk_ceiling_tokens, self.block_tokens)
+        room_us = self.inter_token_latency_us - self.decode_step_us(decodes)
+        by_cost = room_us * 1000 // max(1, self.per_prefill_token_ns)
+        return max(self.block_tokens, min(self.chunk_ceiling_tokens, by_cost, self.token_budget - decodes))
+
+    def prefill_us(self, tokens: int, decodes: int) -> int:
+        """Time until this much prefill is computed beside this many decodes."""
+        steps = -(-tokens // self.chunk_tokens(decodes))
+        return steps * self.decode_step_us(decodes) + tokens * self.per_prefill_token_ns // 1000
+
+
+class Growth(NamedTuple):
+    """One request's blocks over time: it holds `held` tokens, and after `prefill_steps` grows by one a step."""
+
+    held: int
+    """Its whole known input, in tokens."""
+    grows: int
+    """Tokens it will still add, at least 1."""
+    prefill_steps: int
+    """Steps until it holds its whole input."""
+
+
+def growth(known_tokens: int, remaining_tokens: int, total_tokens: int, share_tokens: int) -> Growth:
+    """The growth of a request whose share of each step's prefill is `share_tokens`.
+
+    `total_tokens` is prompt + max_tokens; the last sampled token never holds state.
+    """
+    return Growth(known_tokens, max(1, total_tokens - 1 - known_tokens), -(-remaining_tokens // max(1, share_tokens)))
+
+
+def predicted_peak_blocks(growths: Iterable[Growth], block_tokens: int) -> int:
+    """Most blocks held together at any future step, if nobody else enters and everybody stays to the end.
+
+    Peak = max over all f_i of Σ over f_j ≥ f_i of blocks(held_j + min(g_j, max(0, f_i − p_j))), with f = p + g.
+
+    The sum only grows between two ends, so the ends are the only steps to look at. At step t a growing request holds
+    ⌊(t + c) / B⌋ blocks with c = held − p + B − 1, so the sum over the growing ones needs only their number, the sum of
+    ⌊c / B⌋ and how many residues c mod B overflow: n log n for the sorting and B a step.
+    """
+    items = list(growths)
+    by_start = sorted(items, key=lambda item: item.prefill_steps)
+    by_end = sorted(items, key=lambda item: item.prefill_steps + item.grows)
+    pending = sum(blocks_for(item.held, block_tokens) for item in items)
+    growing = quotients = started = ended = peak = 0
+    residues = [0] * block_tokens
+    for current in by_end:
+        step = current.prefill_steps + current.grows
+        while started < len(by_start) and by_start[started].prefill_steps < step:
+            item = by_start[started]
+            quotient, residue = divmod(item.held - item.prefill_steps + block_tokens - 1, block_tokens)
+            pending -= blocks_for(item.held, block_tokens)
+            growing += 1
+            quotients += quotient
+            residues[residue] += 1
+            started += 1
+        while by_end[ended].prefill_steps + by_end[ended].grows < step:
+            item = by_end[ended]
+            quotient, residue = divmod(item.held - item.prefill_steps + block_tokens - 1, block_tokens)
+            growing -= 1
+            quotients -= quotient
+            residues[residue] -= 1
+            ended += 1
+        whole, rest = divmod(step, block_tokens)
+        overflowing = sum(residues[block_tokens - rest :]) if rest else 0
+        peak = max(peak, pending + growing * whole + quotients + overflowing)
+    return peak
+
+
+class Ceiling:
+    """The share of the pool that the predicted peak may reach, steered by the engine's preemptions.
+
+    A window of 5 s is bad when it had a preemption and the rate over 30 s is above the limit: × 0.9, not below 0.5.
+    Clean for 10 s: + 0.05 a second, up to the configured ceiling.
+    """
+
+    def __init__(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
+        self._top = kv_ceiling_percent / 100
+        self._limit_per_minute = preemptions_per_minute
+        self.share = self._top
+        self._counter: tuple[str, int] | None = None
+        self._events: deque[tuple[int, int]] = deque()
+        self._window_from_us: int | None = None
+        self._window_count = 0
+        self._bad_until_us: int | None = None
+        self._risen_us = 0
+
+    def observe(self, boot_id: str, preemptions_total: int, now_us: int) -> None:
+        """Take in the engine's counter; a new boot_id is a reset, never a negative count."""
+        if self._counter is None:
+            new = 0
+        elif self._counter[0] != boot_id:
+            new = preemptions_total
+        else:
+            new = max(0, preemptions_total - self._counter[1])
+        self._counter = (boot_id, preemptions_total)
+        if self._window_from_us is None:
+            self._window_from_us = now_us
+        if new:
+            self._events.append((now_us, new))
+            self._window_count += new
+        if now_us - self._window_from_us >= WINDOW_US:
+            if self._window_count and self.per_minute(now_us) > self._limit_per_minute:
+                self.share = max(FLOOR, self.share * FALL)
+                self._bad_until_us = now_us
+            self._window_from_us, self._window_count = now_us, 0
+        self._rise(now_us)
+
+    def per_minute(self, now_us: int) -> float:
+        """Preemptions a minute, over the last 30 s."""
+        while self._events and now_us - self._events[0][0] > RATE_HORIZON_US:
+            self._events.popleft()
+        return sum(count for _, count in self._events) * _MINUTE_US / RATE_HORIZON_US
+
+    def _rise(self, now_us: int) -> None:
+        if self._bad_until_us is None or self.share >= self._top:
+            self._risen_us = now_us
+            return
+        clean_from_us = max(self._bad_until_us + CLEAN_AFTER_US, self._risen_us)
+        if now_us > clean_from_us:
+            self.share = min(self._top, self.share + RISE_PER_S * (now_us - clean_from_us) / 1_000_000)
+            self._risen_us = now_us
+
+
+def prefill_share(limits: Limits, decodes: int, prefilling: int) -> int:
+    """Tokens of each step's prefill that one of `prefilling` requests gets now."""
+    return max(1, limits.chunk_tokens(decodes) // max(1, prefilling))
+
+
+def predicted_ttft_us(
+    limits: Limits, *, queue_tokens: int, own_tokens: int, decodes: int, step_left_us: int = 0, bias: float = 1.0
+) -> int:
+    """Time to the first token of a request that enters now, behind `queue_tokens` of other prefill."""
+    return int((step_left_us + limits.prefill_us(queue_tokens + own_tokens, decodes)) * bias)

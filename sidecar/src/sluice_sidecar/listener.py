@@ -1,0 +1,197 @@
+"""The gate's HTTP server below the routes: connections, their limits, and errors as OpenAI error objects.
+
+Owns what a client can do before a request exists: slow headers, malformed bytes, half-open connections. Must not know
+admission. Built on aiohttp's low-level server, so that no framework answers in a shape of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+
+from sluice_sidecar.errors import Reason, Refusal
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# A header block is a few packets; who needs longer holds the connection, not the prompt.
+HEADER_TIMEOUT_S = 10.0
+# Above the idle reuse of common gateways (60 s), so that they and not we close an idle connection.
+KEEPALIVE_TIMEOUT_S = 75.0
+# After an early refusal the rest of a body is read and dropped for this long, so that the client sees the answer.
+LINGER_S = 2.0
+BACKLOG = 1024
+MAX_HEADER_BYTES = 16_384
+MAX_HEADERS = 128
+# A stalled reader costs this much memory here, and then its stream stops.
+WRITE_BUFFER_BYTES = 64 * 1024
+SERVER = "sluice-gate"
+
+
+def answer(refusal: Refusal, request_id: str | None = None, extra: dict[str, str] | None = None) -> web.Response:
+    """A refusal as an HTTP response."""
+    response = web.Response(
+        status=refusal.status,
+        body=json.dumps(refusal.body(request_id)).encode(),
+        content_type="application/json",
+        headers={**refusal.headers(), **(extra or {}), "Server": SERVER},
+    )
+    if refusal.closes_connection or refusal.reason in {Reason.BODY_TOO_LARGE, Reason.REQUEST_TIMEOUT}:
+        response.force_close()
+    return response
+
+
+class GateProtocol(web.RequestHandler):
+    """One connection."""
+
+    __slots__ = ("_header_timer", "_user_timeout_ms")
+
+    def __init__(
+        self,
+        server: web.Server,
+        *,
+        user_timeout_ms: int,
+        loop: asyncio.AbstractEventLoop,
+        **kwargs: Any,  # noqa: ANN401  # aiohttp's own
+    ) -> None:
+        super().__init__(server, loop=loop, **kwargs)
+        self._user_timeout_ms = user_timeout_ms
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Bound what a dead peer and a slow reader can hold."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
+            # Sent bytes that nobody acknowledges for this long end the connection.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._user_timeout_ms)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock on a header block that came in part; stop it once a request is whole."""
+        super().data_received(data)
+        waiting = self._waiter is not None and not self._waiter.done() and not self._messages
+        if waiting and data and self._header_timer is None:
+            self._header_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._header_timeout)
+        elif not waiting:
+            self._stop_header_timer()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Stop the clock."""
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Malformed requests and our own bugs, as OpenAI error objects; only the latter are logged."""
+        if request.writer.output_size > 0 or isinstance(exc, ConnectionError):
+            raise ConnectionError("the answer has begun, or there is nobody to hear it") from exc
+        if status == HTTPStatus.BAD_REQUEST:
+            detail = (message or "").strip().splitlines()
+            refusal = Refusal(
+                Reason.BAD_REQUEST, f"The request is not valid HTTP: {detail[0] if detail else 'malformed'}"
+            )
+        elif status == HTTPStatus.GATEWAY_TIMEOUT:
+            refusal = Refusal(Reason.REQUEST_TIMEOUT, "The request timed out.")
+        else:
+            log.error("request handler failed", exc_info=exc)
+            refusal = Refusal(Reason.INTERNAL_ERROR, "The gate failed to handle this request; it has been logged.")
+        response = answer(refusal)
+        response.force_close()
+        return response
+
+    def _header_timeout(self) -> None:
+        self._header_timer = None
+        if self.transport is None:
+            return
+        refusal = Refusal(
+            Reason.REQUEST_TIMEOUT, f"The request's headers did not arrive within {HEADER_TIMEOUT_S:.0f} s."
+        )
+        body = json.dumps(refusal.body()).encode()
+        self.transport.write(
+            b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        self.force_close()
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+class GateServer(web.Server):
+    """Makes a `GateProtocol` of each connection."""
+
+    def __init__(self, handler: Handler, *, user_timeout_ms: int) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._user_timeout_ms = user_timeout_ms
+
+    def __call__(self) -> web.RequestHandler:
+        """A new connection."""
+        return GateProtocol(
+            self,
+            user_timeout_ms=self._user_timeout_ms,
+            loop=self._loop,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            lingering_time=LINGER_S,
+            max_line_size=MAX_HEADER_BYTES,
+            max_field_size=MAX_HEADER_BYTES,
+            max_headers=MAX_HEADERS,
+            # Bodies are forwarded as they came; a compressed one is refused by name.
+            auto_decompress=False,
+            access_log=None,
+        )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; dual-stack for "::", and IPv4 only where the kernel has no IPv6.
+
+    Raises:
+        OSError: the port is taken, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = host
+    if host == "::" and not _has_ipv6():
+        family, address = socket.AF_INET, "0.0.0.0"  # noqa: S104  # what "::" asks for
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if host == "::" else 1)
+        sock.bind((address, port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _has_ipv6() -> bool:
+    if not socket.has_ipv6:
+        return False
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError as error:
+        return error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+    return True

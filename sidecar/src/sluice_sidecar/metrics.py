@@ -1,0 +1,159 @@
+"""The gate's own metrics, all named `sluice_gate_*`; every label's values are bounded.
+
+Owns names, help texts and buckets. Gauges are read from their owners at scrape time.
+docs/metrics.md has a line for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from sluice_sidecar.admission import Admission
+from sluice_sidecar.state import Freshness
+
+_US = 1e-6
+_FRESHNESS: tuple[Freshness, ...] = ("fresh", "stale", "blind", "none")
+# First tokens: from an idle GPU to the ten seconds that the CPU example promises, and what is beyond any promise.
+_TTFT_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 30, 60)
+_ITL_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5)
+_DOOR_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2, 5)
+
+
+class GateMetrics:
+    """Counters and histograms that the request path feeds, and the page they make."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "sluice_gate_requests_total",
+            "Requests that ended, by route and outcome (completed, refused, failed, client_left, stalled, drained).",
+            ["route", "outcome"],
+            registry=r,
+        )
+        self.demand_tokens = Counter(
+            "sluice_gate_demand_tokens_total",
+            "Prompt and output tokens asked for, admitted or shed: what an autoscaler sizes by.",
+            ["verdict"],
+            registry=r,
+        )
+        self.promise = Counter(
+            "sluice_gate_promise_total",
+            "Completed requests by what became of the promise (kept, ttft_missed, itl_missed); kept ones are goodput.",
+            ["verdict"],
+            registry=r,
+        )
+        self.output_tokens = Counter(
+            "sluice_gate_output_tokens_total", "Output tokens of completed requests that reported usage.", registry=r
+        )
+        self.request_bytes = Counter("sluice_gate_request_bytes_total", "Body bytes taken from clients.", registry=r)
+        self.response_bytes = Counter("sluice_gate_response_bytes_total", "Body bytes sent to clients.", registry=r)
+        self.tokenize = Counter(
+            "sluice_gate_exact_counts_total",
+            "Prompts counted exactly by the engine, near its length limit.",
+            registry=r,
+        )
+        self.door_wait = Histogram(
+            "sluice_gate_door_wait_seconds",
+            "Time between a whole body and its admission or refusal, for requests that waited at the door.",
+            buckets=_DOOR_BUCKETS,
+            registry=r,
+        )
+        self.ttft = Histogram(
+            "sluice_gate_time_to_first_token_seconds",
+            "Time between a whole body and the first text sent to the client, for streams.",
+            buckets=_TTFT_BUCKETS,
+            registry=r,
+        )
+        self.itl = Histogram(
+            "sluice_gate_inter_token_latency_seconds",
+            "Time between two chunks of a stream at the door.",
+            buckets=_ITL_BUCKETS,
+            registry=r,
+        )
+        ProcessCollector(registry=r)
+
+    def page(self) -> bytes:
+        """The exposition of everything registered here."""
+        return generate_latest(self.registry)
+
+
+class AdmissionCollector(Collector):
+    """What the admission, its ledger and the server hold, read when scraped."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        clock: Callable[[], int],
+        *,
+        in_flight: Callable[[], int],
+        held_bytes: Callable[[], int],
+        loop_lag_us: Callable[[], int],
+        ready: Callable[[], bool],
+        draining: Callable[[], bool],
+    ) -> None:
+        self._admission = admission
+        self._clock = clock
+        self._gauges: list[tuple[str, str, Callable[[], float]]] = [
+            ("in_flight", "Requests between their first header byte and their last answer byte.", in_flight),
+            ("held_bodies_bytes", "Request bodies held in memory.", held_bytes),
+            ("loop_lag_seconds", "How late the gate's event loop was at its last poll.", lambda: loop_lag_us() * _US),
+            ("ready", "1 while readiness says yes: engine ready, not draining; load never changes it.", ready),
+            ("draining", "1 while the gate drains or has drained.", draining),
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        """Every gauge and counter, now."""
+        now_us, admission = self._clock(), self._admission
+        ledger = admission.ledger
+        age_us = admission.state_age_us(now_us)
+        gauges = [(name, text, float(read())) for name, text, read in self._gauges]
+        gauges += [
+            ("waiting_at_door", "Requests that wait at the door for their admission.", admission.waiting),
+            ("ledger_requests", "Admitted requests whose stream has not ended.", len(ledger.entries)),
+            ("ledger_choices", "Choices that hold or will hold a slot in the engine.", sum(1 for _ in ledger.live())),
+            ("ledger_blocks", "KV blocks of what was let in, all known input counted.", admission.ledger_blocks()),
+            ("predicted_peak_blocks", "Most KV blocks held at any future step if nobody else enters.",
+             admission.peak_blocks()),
+            ("kv_ceiling_blocks", "KV blocks that the predicted peak may reach.", admission.ceiling_blocks(now_us)),
+            ("kv_ceiling_ratio", "Share of the pool that the predicted peak may reach, as steered by preemptions.",
+             admission.ceiling.share),
+            ("max_sequences", "Choices that may run at once, given how fresh the engine's state is.",
+             admission.sequences(now_us)),
+            ("preemptions_per_minute", "Preemptions in the engine, over the last 30 s.",
+             admission.ceiling.per_minute(now_us)),
+            ("state_age_seconds", "Age of the engine's state in use; -1 before the first.",
+             -1.0 if age_us is None else age_us * _US),
+            ("tokens_per_byte", "Learned upper estimate of prompt tokens per byte of text.",
+             admission.ratio.tokens_per_byte),
+            ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.", admission.bias.factor),
+            ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
+             -1.0 if admission.residence.mean_us is None else admission.residence.mean_us * _US),
+        ]  # fmt: skip
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"sluice_gate_{name}", text, value=value)
+        freshness = GaugeMetricFamily(
+            "sluice_gate_freshness", "1 for how far the state is trusted.", labels=["freshness"]
+        )
+        for word in _FRESHNESS:
+            freshness.add_metric([word], float(admission.freshness(now_us) == word))
+        yield freshness
+        refused = CounterMetricFamily(
+            "sluice_gate_refused", "Refusals of the gate's own, by reason.", labels=["reason"]
+        )
+        for reason, count in sorted(admission.refused_total.items()):
+            refused.add_metric([reason], count)
+        yield refused
+        counters = [
+            ("admitted", "Requests let in.", admission.admitted_total),
+            ("releases", "Ledger entries given back.", ledger.releases_total),
+            ("double_closes", "Permits closed more than once; harmless, and a bug.", ledger.double_closes_total),
+            ("leases_expired", "Ledger entries whose owner was lost.", ledger.leases_expired_total),
+        ]
+        for name, text, count in counters:
+            yield CounterMetricFamily(f"sluice_gate_{name}", text, value=count)

@@ -1,0 +1,306 @@
+"""One admitted request's way to the engine and back: bytes are copied, times are taken, and every end is an outcome.
+
+Owns the stream between client and engine. No header goes out before the engine's status is known; what breaks later
+ends in an SSE error event, or in broken framing, never in a clean end. Must not decide about admission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import aiohttp
+from aiohttp import web
+
+from sluice_sidecar.admission import Admission
+from sluice_sidecar.body import Body
+from sluice_sidecar.config import GateConfig
+from sluice_sidecar.engines.sluice import SluiceEngine
+from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.estimate import Route
+from sluice_sidecar.ledger import Permit
+from sluice_sidecar.listener import SERVER
+from sluice_sidecar.measure import StreamTimes
+from sluice_sidecar.recorder import Recorder
+from sluice_sidecar.watch import StreamWatch
+
+Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained"]
+
+PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+# Answers up to this size are sent once they are whole, so that a broken one can still become an error.
+_WHOLE_BYTES = 1024 * 1024
+# Usage and [DONE] stand within this much of a stream's end.
+_TAIL_BYTES = 2048
+# An event that long is not one of ours: it is passed on in pieces.
+_MOST_EVENT_BYTES = 256 * 1024
+_HOP_BY_HOP = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+))  # fmt: skip
+_NOT_FORWARDED = frozenset(("host", "content-length", "expect", "accept-encoding", "content-encoding"))
+_NOT_RETURNED = frozenset(("content-length", "date", "server"))
+# The first event of a stream names the role and has no text; a token's has some.
+_TEXT = re.compile(rb'"(?:content|text)":\s*"[^"]')
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_DONE = re.compile(rb"data: ?\[DONE\]\s*$")
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request, from its headers to its outcome."""
+
+    request: web.BaseRequest
+    route: Route
+    request_id: str
+    body: Body
+    arrived_us: int = 0
+    outcome: Outcome | None = None
+    cut: bool = False
+    """The drain's time is over: this one ends in an error."""
+    upstream: aiohttp.ClientResponse | None = None
+    task: asyncio.Task[None] | None = None
+
+    def end_early(self) -> None:
+        """Cut it: a running stream ends in an error event, everything else in a refusal."""
+        self.cut = True
+        if self.upstream is not None:
+            self.upstream.close()
+        elif self.task is not None:
+            self.task.cancel()
+
+    def answer_headers(self) -> dict[str, str]:
+        """The ids that every answer carries."""
+        client_id = self.request.headers.get("x-request-id", self.request_id)
+        return {"x-sluice-request-id": self.request_id, "x-request-id": client_id, "Server": SERVER}
+
+
+@dataclass(slots=True)
+class Copied:
+    """Where a copied stream stands."""
+
+    tail: bytes = b""
+    """The last bytes that came."""
+    pending: bytes = b""
+    """The beginning of an event whose end has not come yet."""
+    broken: bool = False
+    """The engine broke off."""
+
+
+class Proxy:
+    """Carries admitted calls."""
+
+    def __init__(
+        self,
+        engine: SluiceEngine,
+        admission: Admission,
+        recorder: Recorder,
+        config: GateConfig,
+        clock: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._recorder = recorder
+        self._stall_timeout_us = config.stall_timeout_us
+        self._clock = clock
+
+    async def forward(self, call: Call, permit: Permit, times: StreamTimes) -> web.StreamResponse | Refusal:
+        """Send the call on and copy the answer back; a refusal when the engine gave none."""
+        permit.forwarded(self._clock())
+        try:
+            async with self._engine.request(
+                "POST", PATHS[call.route], headers=_request_headers(call), body=call.body.content
+            ) as upstream:
+                call.upstream = upstream
+                call.body.drop()
+                if call.cut:
+                    upstream.close()
+                if (refusal := self._overload(upstream.status)) is not None:
+                    return refusal
+                if upstream.content_type == "text/event-stream":
+                    return await self._stream(call, upstream, permit, times)
+                return await self._whole(call, upstream, permit, times)
+        except EngineUnreachable as error:
+            call.outcome = "failed"
+            if error.refused:
+                return Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
+            return Refusal(Reason.ENGINE_FAILED, "The engine ended before it answered; send the request again.")
+
+    def _overload(self, status: int) -> Refusal | None:
+        if status == web.HTTPTooManyRequests.status_code:
+            return self._admission.refuse_busy(
+                Reason.ENGINE_OVERLOADED, "the engine's own queue is full", self._clock()
+            )
+        if status == web.HTTPServiceUnavailable.status_code:
+            self._engine.poke()
+            return Refusal(Reason.ENGINE_LOADING, "The engine is not ready; try again in a moment.")
+        return None
+
+    async def _stream(
+        self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=upstream.status, headers=_response_headers(call, upstream))
+        response.headers["Cache-Control"] = "no-cache"
+        response.headers["X-Accel-Buffering"] = "no"
+        if self._engine.draining:
+            response.force_close()
+        watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us)
+        copied = Copied()
+        try:
+            await response.prepare(call.request)
+            await self._copy_events(upstream, watch, copied, permit, times)
+            if not copied.broken and _DONE.search(copied.tail) is not None:
+                call.outcome = "completed"
+                permit.completed = upstream.status == web.HTTPOk.status_code
+                self._recorder.completed(times, _usage(copied.tail), self._clock(), streamed=True)
+            else:
+                call.outcome = "drained" if call.cut else "failed"
+            if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
+                await watch.write(_error_event(call))
+            elif copied.pending:
+                await watch.write(copied.pending)
+            await watch.finish()
+        except (ConnectionError, asyncio.CancelledError):
+            call.outcome = "stalled" if watch.stalled else "client_left"
+            raise
+        finally:
+            watch.close()
+        return response
+
+    async def _copy_events(
+        self,
+        upstream: aiohttp.ClientResponse,
+        watch: StreamWatch,
+        copied: Copied,
+        permit: Permit,
+        times: StreamTimes,
+    ) -> None:
+        """Copy until the engine ends its stream, or breaks it."""
+        while True:
+            try:
+                chunk = await upstream.content.readany()
+            except (aiohttp.ClientError, ConnectionError):
+                copied.broken = True
+                return
+            if not chunk:
+                return
+            now_us = self._clock()
+            permit.touch(now_us)
+            if _TEXT.search(chunk) is not None:
+                self._recorder.token(times, permit, now_us)
+            copied.tail = (copied.tail + chunk)[-_TAIL_BYTES:]
+            if copied.pending or not chunk.endswith(b"\n\n"):
+                # Only whole events go out, so that an error event can always follow.
+                chunk, copied.pending = _whole_events(copied.pending + chunk)
+            if chunk:
+                await watch.write(chunk)
+                self._recorder.metrics.response_bytes.inc(len(chunk))
+
+    async def _whole(
+        self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
+    ) -> web.StreamResponse | Refusal:
+        content, size = [], 0
+        try:
+            while size <= _WHOLE_BYTES and (chunk := await upstream.content.readany()):
+                content.append(chunk)
+                size += len(chunk)
+                permit.touch(self._clock())
+        except (aiohttp.ClientError, ConnectionError):
+            call.outcome = "drained" if call.cut else "failed"
+            if call.cut:
+                return Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
+            return Refusal(
+                Reason.ENGINE_FAILED, "The engine ended in the middle of its answer; send the request again."
+            )
+        head = b"".join(content)
+        response = web.StreamResponse(status=upstream.status, headers=_response_headers(call, upstream))
+        if upstream.content.at_eof():
+            response.content_length = len(head)
+        elif upstream.content_length is not None:
+            response.content_length = upstream.content_length
+        if self._engine.draining:
+            response.force_close()
+        watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=False)
+        try:
+            await response.prepare(call.request)
+            await watch.write(head)
+            self._recorder.metrics.response_bytes.inc(len(head))
+            tail = head[-_TAIL_BYTES:]
+            while chunk := await self._next(call, upstream):
+                permit.touch(self._clock())
+                tail = (tail + chunk)[-_TAIL_BYTES:]
+                await watch.write(chunk)
+                self._recorder.metrics.response_bytes.inc(len(chunk))
+            if upstream.status == web.HTTPOk.status_code:
+                permit.completed = True
+                self._recorder.completed(times, _usage(tail), self._clock(), streamed=False)
+            call.outcome = "completed"
+            await watch.finish()
+        except (ConnectionError, asyncio.CancelledError):
+            call.outcome = call.outcome or ("stalled" if watch.stalled else "client_left")
+            raise
+        finally:
+            watch.close()
+        return response
+
+    @staticmethod
+    async def _next(call: Call, upstream: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await upstream.content.readany()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            call.outcome = "drained" if call.cut else "failed"
+            # Part of the body is out: only a broken framing tells the client that the rest is missing.
+            if call.request.transport is not None:
+                call.request.transport.abort()
+            raise ConnectionError("the engine ended in the middle of its answer") from error
+
+
+def _request_headers(call: Call) -> dict[str, str]:
+    """What the engine is told: no hop-by-hop header, and no identity that a client made up."""
+    listed = {name.strip().lower() for name in call.request.headers.get("Connection", "").split(",")}
+    dropped = _HOP_BY_HOP | _NOT_FORWARDED | listed
+    headers = {
+        name: value
+        for name, value in call.request.headers.items()
+        if name.lower() not in dropped and not name.lower().startswith("x-sluice-")
+    }
+    headers.setdefault("Content-Type", "application/json")
+    headers["x-sluice-request-id"] = call.request_id
+    headers["x-request-id"] = call.request.headers.get("x-request-id", call.request_id)
+    return headers
+
+
+def _response_headers(call: Call, upstream: aiohttp.ClientResponse) -> dict[str, str]:
+    listed = {name.strip().lower() for name in upstream.headers.get("Connection", "").split(",")}
+    dropped = _HOP_BY_HOP | _NOT_RETURNED | listed
+    headers = {name: value for name, value in upstream.headers.items() if name.lower() not in dropped}
+    kept = {
+        name: value for name, value in headers.items() if not name.lower().startswith(("x-request-id", "x-sluice-"))
+    }
+    return {**kept, **call.answer_headers()}
+
+
+def _whole_events(data: bytes) -> tuple[bytes, bytes]:
+    """(events that are whole, the beginning of the next)."""
+    cut = data.rfind(b"\n\n") + 2
+    if cut == 1 and len(data) > _MOST_EVENT_BYTES:
+        return data, b""
+    return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
+
+
+def _usage(tail: bytes) -> int | None:
+    found = _USAGE.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def _error_event(call: Call) -> bytes:
+    if call.cut:
+        refusal = Refusal(Reason.DRAINING, "This pod had to shut down before the answer was complete; send it again.")
+    else:
+        refusal = Refusal(
+            Reason.ENGINE_FAILED, "The engine ended in the middle of this answer; send the request again."
+        )
+    return b"data: " + json.dumps(refusal.body(call.request_id)).encode() + b"\n\n"

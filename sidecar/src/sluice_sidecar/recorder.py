@@ -1,0 +1,62 @@
+"""What the door measures of each request, kept in one place for metrics, `/state` and the predictions.
+
+Owns the five-minute windows. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+from sluice_engine.config import SLOConfig
+from sluice_sidecar.admission import Admission
+from sluice_sidecar.ledger import Permit
+from sluice_sidecar.measure import GoodRequests, QuantileWindow, StreamTimes
+from sluice_sidecar.metrics import GateMetrics
+from sluice_sidecar.state import Measured
+
+
+class Recorder:
+    """Feeds windows, metrics and the learned bias from the streams."""
+
+    def __init__(self, slo: SLOConfig, admission: Admission, metrics: GateMetrics) -> None:
+        self.metrics = metrics
+        self._slo = slo
+        self._admission = admission
+        self._ttft = QuantileWindow()
+        self._itl = QuantileWindow()
+        self._good = GoodRequests()
+
+    def token(self, times: StreamTimes, permit: Permit, now_us: int) -> None:
+        """Text went by: the first of a stream, or a gap after the one before."""
+        gap_us = times.token(now_us, self._slo.inter_token_latency_us)
+        if gap_us is not None:
+            self._itl.add(gap_us, now_us)
+            self.metrics.itl.observe(gap_us / 1e6)
+            return
+        ttft_us = now_us - times.arrived_us
+        self._ttft.add(ttft_us, now_us)
+        self.metrics.ttft.observe(ttft_us / 1e6)
+        self._admission.first_token(permit, now_us)
+
+    def completed(self, times: StreamTimes, output_tokens: int | None, now_us: int, *, streamed: bool) -> None:
+        """A request came to its good end."""
+        first, gaps = times.kept(self._slo, now_us, output_tokens, streamed=streamed)
+        self._good.add(good=first and gaps, now_us=now_us)
+        self.metrics.promise.labels("kept" if first and gaps else "itl_missed" if first else "ttft_missed").inc()
+        if output_tokens:
+            self.metrics.output_tokens.inc(output_tokens)
+
+    def failed(self, now_us: int) -> None:
+        """An admitted request ended badly through no fault of its client."""
+        self._good.add(good=False, now_us=now_us)
+
+    def measured(self, *, preemptions_per_minute: float, kv_usage_percent: float, now_us: int) -> Measured:
+        """The last five minutes."""
+        requests, good = self._good.totals(now_us)
+        return Measured(
+            time_to_first_token_us=self._ttft.quantile(self._slo.target_percent, now_us),
+            inter_token_latency_us=self._itl.quantile(self._slo.target_percent, now_us),
+            requests=requests,
+            good_requests=good,
+            good_requests_per_minute=round(self._good.good_per_minute(now_us), 3),
+            preemptions_per_minute=preemptions_per_minute,
+            kv_usage_percent=kv_usage_percent,
+        )

@@ -1,0 +1,229 @@
+"""The gate's door on 8080: routes, and one request's way from its headers to a permit.
+
+Owns the requests in flight. Start reading at `Gate.handle`; what happens after admission is `proxy`, the decision is
+`admission`, the other port is `admin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+import aiohttp
+from aiohttp import web
+
+from sluice_engine.config import LiveConfig
+from sluice_sidecar import estimate
+from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.body import Body, HeldBodies
+from sluice_sidecar.config import GateConfig
+from sluice_sidecar.drain import Drain
+from sluice_sidecar.engines.sluice import SluiceEngine
+from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
+from sluice_sidecar.estimate import Asked, Route
+from sluice_sidecar.ledger import Cost, Permit
+from sluice_sidecar.listener import answer
+from sluice_sidecar.measure import StreamTimes
+from sluice_sidecar.metrics import AdmissionCollector, GateMetrics
+from sluice_sidecar.proxy import PATHS, Call, Proxy
+from sluice_sidecar.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
+_READ = frozenset(("GET", "HEAD"))
+# Counting is the engine's CPU: a burst of prompts near the limit must not slow its steps.
+_MOST_COUNTS = 2
+
+
+class Gate:
+    """Everything behind port 8080."""
+
+    def __init__(
+        self,
+        config: GateConfig,
+        live: LiveConfig,
+        *,
+        clock: Callable[[], int],
+        draw: Callable[[int, int], int],
+    ) -> None:
+        self.config = config
+        self.live = live
+        self.clock = clock
+        self.admission = Admission(
+            live, stale_after_us=config.stale_after_us, blind_after_us=config.blind_after_us, draw=draw
+        )
+        self.engine = SluiceEngine(config.engine_socket, self.admission, clock, config.state_interval_us)
+        self.metrics = GateMetrics()
+        self.recorder = Recorder(live.slo, self.admission, self.metrics)
+        self.held = HeldBodies(config.held_bodies_bytes)
+        self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
+        self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock)
+        self._calls: set[Call] = set()
+        self._counting = asyncio.Semaphore(_MOST_COUNTS)
+        self.metrics.registry.register(
+            AdmissionCollector(
+                self.admission,
+                clock,
+                in_flight=lambda: len(self._calls),
+                held_bytes=lambda: self.held.held_bytes,
+                loop_lag_us=lambda: self.engine.loop_lag_us,
+                ready=lambda: self.not_ready() is None,
+                draining=lambda: self.drain.started,
+            )
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Requests between their headers and the end of their answer."""
+        return len(self._calls)
+
+    def not_ready(self) -> str | None:
+        """Why this pod should get no traffic; None when it should. Load is no reason."""
+        if self.drain.started:
+            return "draining"
+        unavailable = self.engine.unavailable()
+        return None if unavailable is None else unavailable.value
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request of any kind."""
+        route = _ROUTES.get(request.path)
+        if route is not None:
+            if request.method != "POST":
+                return _not_allowed(request, "POST")
+            return await self._generate(request, route)
+        if request.path in {"/livez", "/readyz", "/v1/models"}:
+            if request.method not in _READ:
+                return _not_allowed(request, "GET, HEAD")
+            if request.path == "/v1/models":
+                return await self._models(request)
+            problem = self.not_ready() if request.path == "/readyz" else None
+            return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n")
+        known = ", ".join((*_ROUTES, "/v1/models"))
+        return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
+
+    async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+        call = Call(request, route, f"req-{secrets.token_hex(12)}", Body(self.held), task=asyncio.current_task())
+        self._calls.add(call)
+        try:
+            result = await self._serve(call)
+            if isinstance(result, Refusal):
+                call.outcome = call.outcome or "refused"
+                return answer(result, call.request_id, call.answer_headers())
+        except Refused as error:
+            call.outcome = "refused"
+            return answer(error.refusal, call.request_id, call.answer_headers())
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not call.cut or task is None or request.transport is None:
+                raise
+            task.uncancel()
+            call.outcome = "drained"
+            refusal = Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
+            return answer(refusal, call.request_id, call.answer_headers())
+        else:
+            return result
+        finally:
+            call.body.drop()
+            self._calls.discard(call)
+            outcome = call.outcome or "client_left"
+            if outcome in {"failed", "drained"}:
+                self.recorder.failed(self.clock())
+            self.metrics.requests.labels(route, outcome).inc()
+            self.drain.left()
+
+    async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
+        if (refusal := self._unavailable()) is not None:
+            return refusal
+        await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
+        self.metrics.request_bytes.inc(call.body.num_bytes)
+        call.arrived_us = self.clock()
+        asked = estimate.parse(call.body.content, call.route)
+        if (refusal := self._unavailable()) is not None:
+            return refusal
+        cost = await self._price(call, asked)
+        if isinstance(cost, Refusal):
+            return cost
+        verdict = await self._enter(call, cost)
+        tokens = cost.prefill_tokens + cost.decode_tokens
+        self.metrics.demand_tokens.labels("admitted" if isinstance(verdict, Permit) else "shed").inc(tokens)
+        if isinstance(verdict, Refusal):
+            return verdict
+        times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
+        with verdict.held(self.clock):
+            return await self._proxy.forward(call, verdict, times)
+
+    async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
+        """The cost of a call, its prompt counted by the engine where the estimate alone would refuse it."""
+        limits, ratio = self.admission.limits, self.admission.ratio
+        assert limits is not None, "an available engine has told its limits"
+        problem = estimate.hopeless(asked, limits)
+        tokens = None
+        if problem is None and estimate.worth_counting(asked, limits, ratio):
+            async with self._counting:
+                tokens = await self.engine.count_tokens(estimate.tokenize_body(call.body.content, asked))
+            self.metrics.tokenize.inc()
+            problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
+        if problem is not None:
+            message = f"{problem[0].upper()}{problem[1:]}."
+            return self.admission.refuse(Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.param))
+        return estimate.price(asked, limits, ratio, tokens)
+
+    async def _enter(self, call: Call, cost: Cost) -> Permit | Refusal:
+        """A permit or a refusal, after a short wait in line where that may help."""
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[Permit | Refusal] = loop.create_future()
+
+        def settle(verdict: Permit | Refusal) -> None:
+            if not settled.done():
+                settled.set_result(verdict)
+
+        verdict = self.admission.enter(call.request_id, cost, self.clock(), settle)
+        if not isinstance(verdict, Ticket):
+            return verdict
+        ticket = verdict
+        timer = loop.call_later(
+            max(0, ticket.deadline_us - self.clock()) / 1e6, lambda: self.admission.expire(ticket, self.clock())
+        )
+        try:
+            return await settled
+        except asyncio.CancelledError:
+            self.admission.leave(ticket, self.clock())
+            raise
+        finally:
+            timer.cancel()
+            self.metrics.door_wait.observe((self.clock() - call.arrived_us) / 1e6)
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := self._unavailable()) is not None:
+            return answer(refusal)
+        try:
+            async with asyncio.timeout(5), self.engine.request("GET", "/v1/models") as upstream:
+                body = await upstream.read()
+                return web.Response(status=upstream.status, body=body, content_type="application/json")
+        except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
+            return answer(Refusal(Reason.ENGINE_FAILED, f"The engine did not answer {request.path}."))
+
+    def _unavailable(self) -> Refusal | None:
+        return self.admission.refuse_unavailable()
+
+    def _bodies_held(self) -> Refusal:
+        held_mib = self.held.held_bytes // (1024 * 1024)
+        return self.admission.refuse_busy(
+            Reason.BODIES_HELD, f"the gate holds {held_mib} MiB of request bodies", self.clock()
+        )
+
+    def _refuse_all(self) -> None:
+        self.engine.draining = True
+        self.admission.set_unavailable(Reason.DRAINING, self.clock())
+
+    def _cut_all(self) -> None:
+        for call in list(self._calls):
+            call.end_early()
+
+
+def _not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
+    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"{request.path} takes {allowed}, not {request.method}.")
+    return answer(refusal, extra={"Allow": allowed})

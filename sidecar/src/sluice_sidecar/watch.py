@@ -1,0 +1,77 @@
+"""Writing one answer: a slow reader is cut after the stall timeout, a silent stream is kept alive by comments.
+
+Owns the write side of one response, with one timer a stream, not one a write. Must not know what is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from aiohttp import web
+
+# A comment keeps idle gateways from cutting a silent stream, and finds a client that vanished without a word.
+PING_AFTER_US = 15_000_000
+_PING = b": ping\n\n"
+
+
+class StreamWatch:
+    """Writes one answer under watch: a write that takes too long cuts the client, silence is filled with pings."""
+
+    def __init__(
+        self,
+        request: web.BaseRequest,
+        response: web.StreamResponse,
+        clock: Callable[[], int],
+        stall_timeout_us: int,
+        *,
+        pings: bool = True,
+    ) -> None:
+        self.stalled = False
+        self._request = request
+        self._response = response
+        self._clock = clock
+        self._stall_timeout_us = stall_timeout_us
+        self._pings = pings
+        self._writing_since_us: int | None = None
+        self._written_us = clock()
+        self._ping: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._tick_s = min(PING_AFTER_US, stall_timeout_us) / 4e6
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    async def write(self, chunk: bytes) -> None:
+        """Send a chunk, and wait while the client is behind."""
+        self._writing_since_us = self._clock()
+        await self._response.write(chunk)
+        if self._request.protocol.writing_paused:
+            await self._request.writer.drain()
+        self._written_us, self._writing_since_us = self._clock(), None
+
+    async def finish(self) -> None:
+        """Send the end of the body."""
+        self._writing_since_us = self._clock()
+        await self._response.write_eof()
+
+    def close(self) -> None:
+        """Watch no longer."""
+        self._timer.cancel()
+        if self._ping is not None:
+            self._ping.cancel()
+
+    def _tick(self) -> None:
+        now_us = self._clock()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+        if self._writing_since_us is not None:
+            if now_us - self._writing_since_us >= self._stall_timeout_us:
+                self.stalled = True
+                if self._request.transport is not None:
+                    self._request.transport.abort()
+        elif self._pings and self._response.prepared and now_us - self._written_us >= PING_AFTER_US:
+            self._written_us = now_us
+            self._ping = self._loop.create_task(self._send_ping())
+
+    async def _send_ping(self) -> None:
+        with suppress(ConnectionError):
+            await self._response.write(_PING)

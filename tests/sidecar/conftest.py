@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sidecar.running import RunningGate, running_gate
+from sidecar.scripted_engine import ScriptedEngine
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A short path: a Unix socket's name has room for about a hundred bytes."""
+    with tempfile.TemporaryDirectory(prefix="sluice-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+async def engine(socket_dir: Path) -> AsyncIterator[ScriptedEngine]:
+    async with ScriptedEngine(socket_dir / "engine.sock").running() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gate(engine: ScriptedEngine, socket_dir: Path) -> AsyncIterator[RunningGate]:
+    async with running_gate(engine, socket_dir) as running:
+        yield running

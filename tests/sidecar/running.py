@@ -1,0 +1,100 @@
+"""A gate on a loopback port in front of a scripted engine, inside the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from sidecar.scripted_engine import ScriptedEngine, live_config
+from sluice_engine.config import LiveConfig
+from sluice_sidecar.admin import Admin
+from sluice_sidecar.config import GateConfig
+from sluice_sidecar.listener import GateServer, bind
+from sluice_sidecar.server import Gate
+
+
+def clock_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+@dataclass
+class RunningGate:
+    """What a test talks to."""
+
+    gate: Gate
+    url: str
+    admin_url: str
+    client: aiohttp.ClientSession
+    host: str
+    port: int
+
+    def post(self, *, path: str = "/v1/chat/completions", **request: Any) -> Any:
+        """A chat request, streamed unless told otherwise."""
+        headers = request.pop("headers", None)
+        body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 16}
+        body |= {"stream": True} | request
+        return self.client.post(self.url + path, json=body, headers=headers)
+
+
+@asynccontextmanager
+async def running_gate(
+    engine: ScriptedEngine, tmp_path: Path, *, live: LiveConfig | None = None, ready: bool = True, **changes: Any
+) -> AsyncIterator[RunningGate]:
+    """A gate that has seen its engine ready, unless `ready` is False."""
+    settings: dict[str, Any] = {
+        "served_name": "tiny",
+        "engine_socket": str(engine.socket_path),
+        "run_dir": str(tmp_path),
+        "state_interval_us": 10_000,
+        "endpoint_propagation_us": 0,
+        "drain_timeout_us": 20_000_000,
+    }
+    config = GateConfig(**(settings | changes))
+    gate = Gate(config, live or live_config(), clock=clock_us, draw=lambda lo, hi: (lo + hi) // 2)
+    runners = []
+    ports = []
+    for handler in (gate.handle, Admin(gate).handle):
+        runner = web.ServerRunner(GateServer(handler, user_timeout_ms=30_000), shutdown_timeout=0.01)
+        await runner.setup()
+        sock = bind("127.0.0.1", 0)
+        await web.SockSite(runner, sock).start()
+        runners.append(runner)
+        ports.append(sock.getsockname()[1])
+    poller = asyncio.create_task(gate.engine.run())
+    public, private = ports
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
+            if ready:
+                await until(lambda: gate.not_ready() is None)
+            yield RunningGate(
+                gate, f"http://127.0.0.1:{public}", f"http://127.0.0.1:{private}", client, "127.0.0.1", public
+            )
+    finally:
+        poller.cancel()
+        await asyncio.gather(poller, return_exceptions=True)
+        for runner in runners:
+            await runner.cleanup()
+        await gate.engine.close()
+
+
+async def until(claim: Callable[[], bool]) -> None:
+    """Let the loop run until the claim holds; fails after ten seconds."""
+    async with asyncio.timeout(10):
+        while not claim():
+            await asyncio.sleep(0.001)
+
+
+async def empty(gate: Gate) -> None:
+    """Wait until nothing is held: no request, no ledger entry, no body, no place at the door."""
+    admission = gate.admission
+    await until(
+        lambda: (gate.in_flight, len(admission.ledger.entries), gate.held.held_bytes, admission.waiting) == (0, 0, 0, 0)
+    )
