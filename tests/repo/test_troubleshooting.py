@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator import pods
+from sluice_operator.kube import OWNED_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/sluice_operator"
@@ -15,8 +16,8 @@ OPERATOR = ROOT / "operator/src/sluice_operator"
 
 def reasons() -> set[str]:
     """Reasons of conditions and failures, as the code writes them."""
-    found = set(pods.HINTS)
-    for name in ("status.py", "pods.py"):
+    found = set(pods.HINTS) | {f"{kind}Refused" for kind in OWNED_KINDS}
+    for name in ("status.py", "pods.py", "reconcile.py"):
         text = (OPERATOR / name).read_text()
         found |= set(re.findall(r'reason="([A-Z]\w+)"', text))
         found |= set(re.findall(r'(?:_failure|engine_failure)\("([A-Z]\w+)"', text))
