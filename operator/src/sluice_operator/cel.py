@@ -1,8 +1,8 @@
-"""The part of the Common Expression Language that the CRD's rules use, so that they can be checked without an API server.
+"""The part of the Common Expression Language that the CRD's rules use, to check them without an API server.
 
-Owns parsing and evaluating one expression over plain JSON values. Knows nothing of schemas: `schema.py` says which rule is
-evaluated on which value. Supported: literals, `.field`, `has()`, `==` and the like, `&&`, `||`, `!`, `+ - * /`, and the
-functions in `_METHODS` and `_FUNCTIONS`. Source: the language definition at cel.dev.
+Owns parsing and evaluating one expression over plain JSON values. Knows nothing of schemas: `schema.py` says which rule
+is evaluated on which value. Supported: literals, `.field`, `has()`, `==` and the like, `&&`, `||`, `!`, `+ - * /`, and
+the functions in `_METHODS` and `_FUNCTIONS`. Source: the language definition at cel.dev.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class _Parser:
 
     def expect(self, text: str) -> None:
         if self.tokens[self.position][1] != text:
-            raise CelError(f"expected {text or 'the end'!r}, found {self.tokens[self.position][1]!r} in {self.source!r}")
+            raise CelError(
+                f"expected {text or 'the end'!r}, found {self.tokens[self.position][1]!r} in {self.source!r}"
+            )
         self.position += 1
 
     def either(self) -> Node:

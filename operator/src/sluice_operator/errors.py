@@ -1,11 +1,11 @@
 """The operator's errors, each one line for a person.
 
-    OperatorError
-    ├── InvalidManifest   a file that is no InferenceService, or one that breaks a rule of the schema; `problems` lists all
-    ├── InvalidSpec       a field that passed the schema and still cannot be understood
-    ├── InvalidSettings   an option or environment variable of the operator itself
-    ├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
-    └── PodFailed         a local process ended, or never became ready
+OperatorError
+├── InvalidManifest   a file that is no InferenceService, or one that breaks a rule of the schema; `problems` lists all
+├── InvalidSpec       a field that passed the schema and still cannot be understood
+├── InvalidSettings   an option or environment variable of the operator itself
+├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
+└── PodFailed         a local process ended, or never became ready
 """
 
 from __future__ import annotations

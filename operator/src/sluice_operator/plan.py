@@ -1,7 +1,7 @@
 """What to send to the API server: desired objects against observed ones, as a plain value.
 
-Owns the decision to apply, to leave alone and to delete. Level-triggered: the same inputs always give the same plan, and a
-plan whose actions were carried out is followed by an empty one. Pure. Next: `kube.py` carries it out, `status.py` tells.
+Owns the decision to apply, to leave alone and to delete. Level-triggered: the same inputs always give the same plan,
+and a plan that was carried out is followed by an empty one. Pure. Next: `kube.py` carries it out, `status.py` tells.
 """
 
 from __future__ import annotations

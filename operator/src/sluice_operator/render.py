@@ -1,7 +1,7 @@
 """What an InferenceService becomes: the two programs' files, and the Kubernetes objects around them.
 
-Owns every object the operator writes. The same `Files` serve a pod and local processes; only `Paths` differ. Equal specs
-give equal bytes, so a hash tells whether anything changed. Pure. Next: `plan.py`.
+Owns every object the operator writes. The same `Files` serve a pod and local processes; only `Paths` differ. Equal
+specs give equal bytes, so a hash tells whether anything changed. Pure. Next: `plan.py`.
 """
 
 from __future__ import annotations
@@ -252,11 +252,14 @@ def _pod_template(spec: ServiceSpec, images: Images, config: Object, live: Objec
         "sluice.dev/live": live["metadata"]["name"].rpartition("-")[2],
         COST_BASIS_ANNOTATION: cost_basis(spec),
     }
-    return {"metadata": {"labels": {**extra.get("labels", {}), **labels(spec)}, "annotations": annotations}, "spec": pod}
+    return {
+        "metadata": {"labels": {**extra.get("labels", {}), **labels(spec)}, "annotations": annotations},
+        "spec": pod,
+    }
 
 
 def _is_cache(mount: Mapping[str, Any]) -> bool:
-    return mount["mountPath"].rstrip("/") == Paths().cache_dir
+    return str(mount["mountPath"]).rstrip("/") == Paths().cache_dir
 
 
 def _engine_container(spec: ServiceSpec, images: Images, *, own_cache: bool) -> Object:

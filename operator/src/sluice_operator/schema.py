@@ -1,7 +1,7 @@
 """What the API server does to a manifest, offline: defaults, types and bounds, unknown fields, and the CEL rules.
 
-Owns reading a structural OpenAPI schema (the CRD's own) and applying it to one object. Texts follow the API server's, so
-that a problem reads the same here and from `kubectl apply`. Knows no file and no field of ours by name.
+Owns reading a structural OpenAPI schema (the CRD's own) and applying it to one object. Texts follow the API server's,
+so that a problem reads the same here and from `kubectl apply`. Knows no file and no field of ours by name.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def rules(schema: Schema, path: str = "") -> Iterator[tuple[str, Mapping[str, st
             yield from rules(schema[key], f"{path}[]")
 
 
-def _violations(schema: Schema, value: Any, path: str) -> Iterator[str]:  # noqa: ANN401  # JSON
+def _violations(schema: Schema, value: Any, path: str) -> Iterator[str]:  # noqa: ANN401, C901  # JSON; one branch a type
     kind = schema.get("type")
     if schema.get("x-kubernetes-int-or-string"):
         if isinstance(value, bool) or not isinstance(value, (int, str)):
@@ -103,13 +103,8 @@ def _violations(schema: Schema, value: Any, path: str) -> Iterator[str]:  # noqa
         yield f"{path}: Unsupported value: {json.dumps(value)}: supported values: {supported}"
     if isinstance(value, str):
         yield from _string_violations(schema, value, path)
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        if "minimum" in schema and value < schema["minimum"]:
-            bound = f"greater than or equal to {schema['minimum']}"
-            yield f"{path}: {_INVALID}: {value}: {path} in body should be {bound}"
-        if "maximum" in schema and value > schema["maximum"]:
-            bound = f"less than or equal to {schema['maximum']}"
-            yield f"{path}: {_INVALID}: {value}: {path} in body should be {bound}"
+    elif isinstance(value, (int, float)):
+        yield from _number_violations(schema, value, path)
     elif isinstance(value, dict):
         yield from _object_violations(schema, value, path)
     elif isinstance(value, list):
@@ -119,11 +114,21 @@ def _violations(schema: Schema, value: Any, path: str) -> Iterator[str]:  # noqa
             yield from _violations(schema.get("items", {}), item, f"{path}[{index}]")
 
 
+def _number_violations(schema: Schema, value: float, path: str) -> Iterator[str]:
+    if "minimum" in schema and value < schema["minimum"]:
+        bound = f"greater than or equal to {schema['minimum']}"
+        yield f"{path}: {_INVALID}: {value}: {path} in body should be {bound}"
+    if "maximum" in schema and value > schema["maximum"]:
+        bound = f"less than or equal to {schema['maximum']}"
+        yield f"{path}: {_INVALID}: {value}: {path} in body should be {bound}"
+
+
 def _string_violations(schema: Schema, value: str, path: str) -> Iterator[str]:
     if len(value) > schema.get("maxLength", len(value)):
         yield f"{path}: Too long: may not be more than {schema['maxLength']} bytes"
     if len(value) < schema.get("minLength", 0):
-        yield f"{path}: {_INVALID}: {json.dumps(value)}: {path} in body should be at least {schema['minLength']} chars long"
+        bound = f"at least {schema['minLength']} chars long"
+        yield f"{path}: {_INVALID}: {json.dumps(value)}: {path} in body should be {bound}"
     if "pattern" in schema and not re.search(schema["pattern"], value):
         yield f"{path}: {_INVALID}: {json.dumps(value)}: {path} in body should match '{schema['pattern']}'"
 

@@ -1,7 +1,7 @@
 """An InferenceService's spec as typed values, from the body that the API server (or `manifest.py`) already defaulted.
 
-Owns the meaning of the CRD's fields; has no default of its own. The engine's and the gate's own dataclasses carry what is
-theirs, so that `render.py` only has to put them into files. Pure. Next: `render.py`.
+Owns the meaning of the CRD's fields; has no default of its own. The engine's and the gate's own dataclasses carry what
+is theirs, so that `render.py` only has to put them into files. Pure. Next: `render.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse(body: Json) -> ServiceSpec:
     """The spec of a resource.
 
     Raises:
-        InvalidSpec: a field is missing (the CRD in the cluster is another version's) or breaks a rule of engine or gate.
+        InvalidSpec: a field is missing (the CRD is another version's) or breaks a rule of engine or gate.
     """
     try:
         return _parse(body)

@@ -11,10 +11,10 @@ _DURATION_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
 _MICROSECONDS = {"h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 
 _QUANTITY = re.compile(r"([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
-_BYTES = {
+_BYTES: dict[str | None, int] = {
     None: 1,
-    **{suffix: 1000 ** (i + 1) for i, suffix in enumerate(("k", "M", "G", "T"))},
-    **{suffix: 1024 ** (i + 1) for i, suffix in enumerate(("Ki", "Mi", "Gi", "Ti"))},
+    **{str(suffix): 1000 ** (i + 1) for i, suffix in enumerate(("k", "M", "G", "T"))},
+    **{str(suffix): 1024 ** (i + 1) for i, suffix in enumerate(("Ki", "Mi", "Gi", "Ti"))},
 }
 
 
@@ -25,7 +25,9 @@ def parse_duration_us(text: str, field: str) -> int:
         InvalidSpec: not such a text.
     """
     if not _DURATION.fullmatch(text):
-        raise InvalidSpec(field, f"{text!r} is no duration: write numbers with the units h, m, s, ms, for example 150ms")
+        raise InvalidSpec(
+            field, f"{text!r} is no duration: write numbers with the units h, m, s, ms, for example 150ms"
+        )
     return sum(int(number) * _MICROSECONDS[unit] for number, unit in _DURATION_PART.findall(text))
 
 

@@ -1,0 +1,1 @@
+"""The `sluice` command: `main` finds the subcommands, each other file is one."""

@@ -1,0 +1,164 @@
+"""`sluice check`: would this manifest be accepted, and can its promise be kept?
+
+Owns the report. The rules are the CRD's, the derivation is the engine's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from sluice_engine import codec
+from sluice_engine.core.derive import Capacity, StepLimits, derive, idle_ttft_us
+from sluice_engine.core.state import DerivedLimits
+from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
+from sluice_operator import manifest
+from sluice_operator.errors import InvalidManifest, InvalidSpec
+from sluice_operator.spec import ServiceSpec, parse
+
+# What is not known before a model is loaded: as much as never binds, so that only the promise does.
+_UNBOUND_TOKENS = 1 << 22
+# The largest decode batch an engine on a GPU measures at its start.
+_PLANNING_DECODES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What follows from one manifest."""
+
+    name: str
+    source: str
+    """Where the step times come from."""
+    feasible: bool
+    reason: str
+    chunk_ceiling_tokens: int
+    """c(1): the most prefill beside one decode within the promise."""
+    prefill_chunk_tokens: int
+    """What a step will carry: the chunk that is set, or the ceiling."""
+    chunk_step_us: int
+    """What a step with that chunk beside one decode takes."""
+    inter_token_latency_us: int
+    token_budget: int
+    max_sequences: int
+    idle_ttft_us: int
+    """First token of a prompt of the reference length in an idle pod."""
+    time_to_first_token_us: int
+    reference_prompt_tokens: int
+    is_enforced: bool
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the manifest keeps its own promise, or only observes it."""
+        return self.feasible or not self.is_enforced
+
+
+@click.command()
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option(
+    "--table", "table_file", metavar="FILE", help="Step times that an engine measured, instead of the planning profile."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def check(files: tuple[str, ...], table_file: str | None, *, as_json: bool) -> int:
+    """Check manifests against the schema, and their promise against step times.
+
+    Exit code 1: a manifest breaks its own promise. 2: one breaks a rule of the schema.
+    """
+    times, source = _times(table_file)
+    verdicts = [judge(parse(body), times, source) for file in files for body in manifest.read_file(file)]
+    if as_json:
+        click.echo(json.dumps([asdict(one) | {"is_kept": one.is_kept} for one in verdicts], indent=2))
+    else:
+        click.echo("\n\n".join("\n".join(explain(one)) for one in verdicts))
+    return 0 if all(one.is_kept for one in verdicts) else 1
+
+
+def judge(spec: ServiceSpec, times: StepTimes, source: str) -> Verdict:
+    """What an engine with these step times would derive from the spec."""
+    table = times if isinstance(times, StepTable) else None
+    planned = max(_PLANNING_DECODES, spec.scheduling.max_sequences or 0)
+    capacity = Capacity(
+        num_blocks=_UNBOUND_TOKENS // spec.cache.block_tokens,
+        block_tokens=spec.cache.block_tokens,
+        max_length_tokens=spec.model.max_length_tokens or _UNBOUND_TOKENS,
+        max_decode_requests=table.decode_axis[-1] if table else planned,
+        max_prefill_tokens=table.prefill_axis[-1] if table else _UNBOUND_TOKENS,
+    )
+    slo = spec.live.slo
+    derived, limits = derive(slo, spec.scheduling, spec.live.scheduling, times, capacity)
+    ceiling = ChunkCeiling(times, slo.inter_token_latency_us, search_up_to_tokens=capacity.max_prefill_tokens)(1)
+    chunk = spec.live.scheduling.prefill_chunk_tokens or ceiling
+    return _verdict(spec, source, derived, limits, times, ceiling, chunk)
+
+
+def _verdict(  # what it is made of
+    spec: ServiceSpec,
+    source: str,
+    derived: DerivedLimits,
+    limits: StepLimits,
+    times: StepTimes,
+    ceiling: int,
+    chunk: int,
+) -> Verdict:
+    slo = spec.live.slo
+    return Verdict(
+        name=spec.name,
+        source=source,
+        feasible=derived.feasible,
+        reason=derived.reason,
+        chunk_ceiling_tokens=ceiling,
+        prefill_chunk_tokens=chunk,
+        chunk_step_us=times.bound_us(1, chunk, 0),
+        inter_token_latency_us=slo.inter_token_latency_us,
+        token_budget=derived.token_budget,
+        max_sequences=derived.max_sequences,
+        idle_ttft_us=idle_ttft_us(slo.reference_prompt_tokens, limits, times),
+        time_to_first_token_us=slo.time_to_first_token_us,
+        reference_prompt_tokens=slo.reference_prompt_tokens,
+        is_enforced=slo.enforcement == "Enforce",
+    )
+
+
+def explain(verdict: Verdict) -> list[str]:
+    """The verdict in sentences."""
+    what = "is set" if verdict.prefill_chunk_tokens != verdict.chunk_ceiling_tokens else "follows from the promise"
+    lines = [f"{verdict.name}: {'the promise can be kept' if verdict.feasible else 'the promise cannot be kept'}"]
+
+    def tell(subject: str, text: str) -> None:
+        lines.append(f"  {subject:<14} {text}")
+
+    within, prompt = _ms(verdict.inter_token_latency_us), verdict.reference_prompt_tokens
+    tell("step times", verdict.source)
+    tell("chunk ceiling", f"{verdict.chunk_ceiling_tokens:,} prefill tokens beside a decode within {within}")
+    takes = f"such a step takes {_ms(verdict.chunk_step_us)}"
+    tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
+    alone = f"{_ms(verdict.idle_ttft_us)} for {prompt:,} prompt tokens in an idle pod"
+    tell("first token", f"{alone}; promised are {_ms(verdict.time_to_first_token_us)}")
+    at_most = f"at most {verdict.token_budget:,} tokens and {verdict.max_sequences:,} requests"
+    tell("a step", f"{at_most}, or fewer where the KV cache holds fewer")
+    if not verdict.feasible:
+        tell("why not", verdict.reason)
+        if not verdict.is_enforced:
+            tell("", "slo.enforcement is Observe: it would run all the same, and SLOFeasible would be False")
+    return lines
+
+
+def _times(table_file: str | None) -> tuple[StepTimes, str]:
+    if table_file is None:
+        profile = PlanningProfile()
+        price = profile.per_prefill_token_ns / 1_000_000
+        parts = f"{_ms(profile.fixed_us)} + {_ms(profile.decode_us)} for decodes + {price:g} ms a prefill token"
+        return profile, f"planning profile: {parts}"
+    try:
+        table = codec.from_json(StepTable, Path(table_file).read_text(encoding="utf-8"), "table")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidManifest(table_file, [getattr(error, "strerror", None) or "is not UTF-8 text"]) from error
+    except ValueError as error:
+        raise InvalidSpec(table_file, str(error)) from error
+    return table, f"measured: {table.measured_on or table_file}"
+
+
+def _ms(microseconds: int) -> str:
+    return f"{microseconds / 1000:,.0f} ms"

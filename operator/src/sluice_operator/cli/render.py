@@ -1,0 +1,62 @@
+"""`sluice render`: the objects that the operator would apply for a manifest."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+
+import click
+import yaml
+
+from sluice_operator import manifest
+from sluice_operator.render import Images, Object, objects
+from sluice_operator.spec import parse
+
+_VERSION = importlib.metadata.version("sluice-operator")
+
+
+@click.command()
+@click.argument("file", metavar="FILE")
+@click.option("--namespace", "-n", default="default", show_default=True, help="Where the manifest names none.")
+@click.option(
+    "--engine-image",
+    envvar="SLUICE_ENGINE_IMAGE",
+    default=f"sluice.dev/sluice-engine:{_VERSION}",
+    show_default=True,
+    help="What the operator was installed with.",
+)
+@click.option(
+    "--gate-image",
+    envvar="SLUICE_GATE_IMAGE",
+    default=f"sluice.dev/sluice-sidecar:{_VERSION}",
+    show_default=True,
+    help="What the operator was installed with.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def render(file: str, namespace: str, engine_image: str, gate_image: str, *, as_json: bool) -> int:
+    """Print what the operator would apply for the InferenceServices in FILE ("-": standard input)."""
+    images = Images(engine=engine_image, gate=gate_image)
+    rendered: list[Object] = []
+    for body in manifest.read_file(file):
+        metadata = {"namespace": namespace, **body["metadata"]}
+        rendered += objects(parse({**body, "metadata": metadata}), images)
+    if as_json:
+        click.echo(json.dumps(rendered, indent=2))
+    else:
+        click.echo(to_yaml(rendered), nl=False)
+    return 0
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes everything out: an anchor would only puzzle a reader."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        """Never an alias."""
+        del data
+        return True
+
+
+def to_yaml(rendered: list[Object]) -> str:
+    """Documents of one YAML stream, keys in the order in which they were written."""
+    text: str = yaml.dump_all(rendered, Dumper=_Plain, sort_keys=False, width=120, explicit_start=True)
+    return text

@@ -1,0 +1,71 @@
+"""What the operator itself is told: environment variables that the chart sets. Owns their defaults and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice_operator.errors import InvalidSettings
+from sluice_operator.render import Images
+
+_LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Options of the operator."""
+
+    images: Images
+    """SLUICE_ENGINE_IMAGE, SLUICE_GATE_IMAGE: what pods run where spec.runtime.image is not set."""
+    namespaces: tuple[str, ...] = ()
+    """SLUICE_WATCH_NAMESPACES, separated by commas; empty: all."""
+    log_level: str = "INFO"
+    """SLUICE_LOG_LEVEL."""
+    metrics_port: int = 8081
+    """SLUICE_METRICS_PORT: /metrics, /livez, /readyz. 0 takes a free one and logs it."""
+    resync_s: float = 300.0
+    """SLUICE_RESYNC_SECONDS: how often everything is looked at again, whatever the watches said."""
+    poll_s: float = 5.0
+    """SLUICE_POLL_SECONDS: how often running pods are asked for their state."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.log_level not in _LOG_LEVELS:
+            raise InvalidSettings(f"SLUICE_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}, not {self.log_level!r}")
+        if not 0 <= self.metrics_port <= 65535:
+            raise InvalidSettings("SLUICE_METRICS_PORT must be 0 to 65535")
+        if self.resync_s < 10:
+            raise InvalidSettings("SLUICE_RESYNC_SECONDS must be at least 10")
+        if self.poll_s < 1:
+            raise InvalidSettings("SLUICE_POLL_SECONDS must be at least 1")
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings in an environment.
+
+    Raises:
+        InvalidSettings: one is missing or breaks a rule; the text names it.
+    """
+    images = {}
+    for role in ("engine", "gate"):
+        name = f"SLUICE_{role.upper()}_IMAGE"
+        if not environment.get(name):
+            raise InvalidSettings(f"{name} must be set to the image of the {role}")
+        images[role] = environment[name]
+    namespaces = environment.get("SLUICE_WATCH_NAMESPACES", "").split(",")
+    return Settings(
+        images=Images(engine=images["engine"], gate=images["gate"]),
+        namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+        log_level=environment.get("SLUICE_LOG_LEVEL", "INFO").upper(),
+        metrics_port=int(_number(environment, "SLUICE_METRICS_PORT", "8081")),
+        resync_s=_number(environment, "SLUICE_RESYNC_SECONDS", "300"),
+        poll_s=_number(environment, "SLUICE_POLL_SECONDS", "5"),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, default: str) -> float:
+    text = environment.get(name, default)
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidSettings(f"{name} must be a number, not {text!r}") from None

@@ -1,0 +1,79 @@
+"""kopf's part: following the InferenceServices, and signing in.
+
+Owns nothing: every event becomes one call of the reconciler. Raw events only, so kopf writes no annotation, no
+finalizer and no status of its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import kopf
+
+from sluice_operator import kube
+from sluice_operator.reconcile import Reconciler
+
+# The kubelet replaces the token at 80 % of its hour; reading it this often never uses one that has ended.
+_TOKEN_LIFETIME = dt.timedelta(minutes=10)
+
+
+def settings() -> kopf.OperatorSettings:
+    """Kopf's settings: strict, silent, and with an end to every request."""
+    chosen = kopf.OperatorSettings()
+    chosen.posting.enabled = False  # our own events tell of transitions only
+    chosen.scanning.disabled = True  # needs no right to list namespaces and CRDs
+    chosen.peering.standalone = True
+    chosen.watching.server_timeout = 240
+    chosen.watching.client_timeout = 270
+    chosen.watching.connect_timeout = 10
+    chosen.networking.request_timeout = 30
+    chosen.networking.connect_timeout = 10
+    return chosen
+
+
+def registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
+    """The handlers."""
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]  # kopf is not checked here
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's signature
+        if not kube.in_cluster():
+            found: kopf.ConnectionInfo | None = kopf.login_with_kubeconfig(**kwargs)
+            return found
+        return cluster_login(dt.datetime.now(dt.UTC))
+
+    @kopf.on.event("sluice.dev", "v1alpha1", "inferenceservices", registry=handlers)  # type: ignore[untyped-decorator]
+    async def changed(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002, ANN401  # kopf's signature
+        reconciler.is_watch_suspect = False
+        plain = _plain(body)
+        if type == "DELETED":
+            reconciler.forget(plain["metadata"]["namespace"], plain["metadata"]["name"])
+        else:
+            reconciler.see(plain)
+
+    return handlers
+
+
+def cluster_login(now: dt.datetime) -> kopf.ConnectionInfo:
+    """Credentials of the pod's service account, to be read again in ten minutes."""
+    return kopf.ConnectionInfo(
+        server=kube.cluster_url(),
+        ca_path=str(kube.CA_PATH),
+        scheme="Bearer",
+        token=kube.TOKEN_PATH.read_text(encoding="utf-8").strip(),
+        expiration=now + _TOKEN_LIFETIME,
+    )
+
+
+def _plain(body: kopf.Body) -> dict[str, Any]:
+    """Kopf's views are read-only and live; what we keep is a copy."""
+    return {key: _copy(value) for key, value in body.items()}
+
+
+def _copy(value: Any) -> Any:  # noqa: ANN401  # JSON
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(item) for item in value]
+    return value

@@ -1,0 +1,285 @@
+"""The only file that talks to the API server: list, watch, apply, delete, and post events, on plain dictionaries.
+
+Owns the connection (in the cluster by its token, which is read again as it rotates; else by the kubeconfig), the field
+manager and the translation of errors. Knows nothing of what the objects mean.
+
+RIGHTS lists what it needs in the namespaces that are watched; the chart's role grants exactly that. Discovery of
+`/apis/sluice.dev/v1alpha1` is everybody's right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from sluice_operator.errors import ApiRefused
+from sluice_operator.plan import Key, Observed, key
+from sluice_operator.render import MANAGED_BY, SERVICE_LABEL, Object
+
+FIELD_MANAGER = "sluice"
+
+RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("sluice.dev", "inferenceservices"): frozenset({"get", "list", "watch"}),
+    ("sluice.dev", "inferenceservices/status"): frozenset({"patch"}),
+    ("", "configmaps"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
+    ("", "serviceaccounts"): frozenset({"get", "list", "watch", "create", "patch"}),
+    ("", "services"): frozenset({"get", "list", "watch", "create", "patch"}),
+    ("apps", "deployments"): frozenset({"get", "list", "watch", "create", "patch"}),
+    ("apps", "replicasets"): frozenset({"list", "watch"}),
+    ("", "pods"): frozenset({"list", "watch"}),
+    ("", "events"): frozenset({"create"}),
+}
+
+TOKEN_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+CA_PATH = TOKEN_PATH.with_name("ca.crt")
+
+
+@dataclass(frozen=True, slots=True)
+class _Resource:
+    prefix: str
+    plural: str
+
+
+_RESOURCES = {
+    "InferenceService": _Resource("/apis/sluice.dev/v1alpha1", "inferenceservices"),
+    "ServiceAccount": _Resource("/api/v1", "serviceaccounts"),
+    "ConfigMap": _Resource("/api/v1", "configmaps"),
+    "Service": _Resource("/api/v1", "services"),
+    "Deployment": _Resource("/apis/apps/v1", "deployments"),
+    "ReplicaSet": _Resource("/apis/apps/v1", "replicasets"),
+    "Pod": _Resource("/api/v1", "pods"),
+}
+OWNED_KINDS = ("ServiceAccount", "ConfigMap", "Service", "Deployment")
+CHILD_KINDS = (*OWNED_KINDS, "ReplicaSet", "Pod")
+
+_MANAGED_SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+_REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=10)
+# The server ends a watch after 240 s. It sends a bookmark each minute, so a stream that is silent for 90 s is dead,
+# however alive its connection looks.
+_WATCH_SECONDS = 240
+_WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=90)
+_GONE = 410
+_NOT_FOUND = 404
+
+
+class WatchExpired(Exception):  # not an error: the caller lists again
+    """The server no longer knows the point from which to go on."""
+
+
+def cluster_url() -> str:
+    """The API server's address from inside a pod."""
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
+    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
+def in_cluster() -> bool:
+    """Whether this process runs in a pod with a service account."""
+    return "KUBERNETES_SERVICE_HOST" in os.environ and TOKEN_PATH.is_file()
+
+
+@contextlib.asynccontextmanager
+async def connect() -> AsyncIterator[Kube]:
+    """A connection to the cluster; closed on leaving."""
+    configuration = Configuration()
+    if in_cluster():
+        kube_config.load_incluster_config(client_configuration=configuration)
+    else:
+        await kube_config.load_kube_config(client_configuration=configuration, persist_config=False)
+    async with ApiClient(configuration) as client:
+        yield Kube(client)
+
+
+class Kube:
+    """The API server."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self._client = client
+
+    async def serves_our_kind(self) -> bool:
+        """Whether the CRD is there and served."""
+        try:
+            await self._call("GET", _RESOURCES["InferenceService"].prefix)
+        except ApiRefused as refused:
+            if refused.status == _NOT_FOUND:
+                return False
+            raise
+        return True
+
+    async def list_services(self, namespaces: Sequence[str]) -> list[Object]:
+        """All InferenceServices in these namespaces; none named: in all."""
+        listed: list[Object] = []
+        for namespace in namespaces or ("",):
+            page = await self._call("GET", _path("InferenceService", namespace))
+            listed += [_with_kind("InferenceService", page, item) for item in page["items"]]
+        return listed
+
+    async def observe(self, namespace: str, name: str) -> Observed:
+        """Everything in the cluster that belongs to one service, by label."""
+        query = [("labelSelector", f"{_MANAGED_SELECTOR},{SERVICE_LABEL}={name}")]
+        found: dict[str, list[Object]] = {}
+        for kind in CHILD_KINDS:
+            page = await self._call("GET", _path(kind, namespace), query)
+            found[kind] = [_with_kind(kind, page, item) for item in page["items"]]
+        owned = {key(item): item for kind in OWNED_KINDS for item in found[kind]}
+        return Observed(owned=owned, replica_sets=found["ReplicaSet"], pods=found["Pod"])
+
+    async def read(self, kind: str, namespace: str, name: str) -> Object | None:
+        """One object, or None."""
+        try:
+            return await self._call("GET", _path(kind, namespace, name))
+        except ApiRefused as refused:
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def apply(self, item: Object) -> Object:
+        """Apply an object server-side; returns it as the server has it then.
+
+        Raises:
+            ApiRefused: the server found it invalid, or it may not be written.
+        """
+        metadata = item["metadata"]
+        return await self._patch(_path(item["kind"], metadata["namespace"], metadata["name"]), item)
+
+    async def apply_status(self, body: Object, status: Mapping[str, Any]) -> None:
+        """Apply the status of an InferenceService, unless it is another one by that name by now."""
+        metadata = body["metadata"]
+        item = {
+            "apiVersion": body["apiVersion"],
+            "kind": body["kind"],
+            "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
+            "status": status,
+        }
+        path = _path("InferenceService", metadata["namespace"], metadata["name"])
+        await self._patch(f"{path}/status", item)
+
+    async def delete(self, found: Key, namespace: str) -> None:
+        """Delete an object; one that is gone already is fine."""
+        kind, name = found
+        try:
+            await self._call("DELETE", _path(kind, namespace, name))
+        except ApiRefused as refused:
+            if refused.status != _NOT_FOUND:
+                raise
+
+    async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
+        """Tell those who `kubectl describe` the resource what changed; `kind` is Normal or Warning."""
+        metadata = body["metadata"]
+        event = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "involvedObject": {
+                "apiVersion": body["apiVersion"],
+                "kind": body["kind"],
+                **{key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")},
+            },
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": "sluice-operator"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self._call("POST", f"/api/v1/namespaces/{metadata['namespace']}/events", body=event)
+
+    async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
+        """All objects of a kind that this operator manages, and the version to watch from."""
+        page = await self._call("GET", _path(kind, namespace), [("labelSelector", _MANAGED_SELECTOR)])
+        return page["items"], page["metadata"]["resourceVersion"]
+
+    async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Object]]:
+        """Events (type and object, bookmarks included) after the version `since`, until the server ends the stream.
+
+        Raises:
+            WatchExpired: `since` is too old.
+        """
+        query = [
+            ("labelSelector", _MANAGED_SELECTOR),
+            ("watch", "true"),
+            ("allowWatchBookmarks", "true"),
+            ("resourceVersion", since),
+            ("timeoutSeconds", str(_WATCH_SECONDS)),
+        ]
+        response = await self._send("GET", _path(kind, namespace), query, timeout=_WATCH_TIMEOUT)
+        try:
+            async for line in response.content:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    if event["object"].get("code") == _GONE:
+                        raise WatchExpired
+                    raise _refused(event["object"].get("code", 500), line)
+                yield event["type"], event["object"]
+        finally:
+            response.close()
+
+    async def _patch(self, path: str, item: Object) -> Object:
+        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        return await self._call("PATCH", path, query, item)
+
+    async def _call(
+        self, method: str, path: str, query: Sequence[tuple[str, str]] = (), body: object | None = None
+    ) -> Object:
+        response = await self._send(method, path, query, body, timeout=_REQUEST_TIMEOUT)
+        try:
+            result: Object = json.loads(await response.read())
+        finally:
+            response.release()
+        return result
+
+    async def _send(  # the parts of a request
+        self,
+        method: str,
+        path: str,
+        query: Sequence[tuple[str, str]],
+        body: object | None = None,
+        *,
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  # aiohttp's own type
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json"}
+        if method == "PATCH":
+            headers["Content-Type"] = "application/apply-patch+yaml"
+        request = await self._client.param_serialize(
+            method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        answer = await self._client.call_api(*request, _request_timeout=timeout)
+        response: aiohttp.ClientResponse = answer.response
+        if response.status >= 400:
+            content = await response.read()
+            response.release()
+            if response.status == _GONE:
+                raise WatchExpired
+            raise _refused(response.status, content)
+        return response
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    resource = _RESOURCES[kind]
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"{resource.prefix}{scope}/{resource.plural}" + (f"/{name}" if name else "")
+
+
+def _with_kind(kind: str, page: Object, item: Object) -> Object:
+    # Items of a list come without their kind.
+    return {"apiVersion": page["apiVersion"], "kind": kind, **item}
+
+
+def _refused(status: int, content: bytes) -> ApiRefused:
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        answer = {}
+    answer = answer.get("object", answer)
+    message = answer.get("message") or content[:200].decode(errors="replace") or f"HTTP status {status}"
+    return ApiRefused(status, answer.get("reason", ""), message)

@@ -1,0 +1,322 @@
+"""Keeping the cluster as the InferenceServices want it: one task a service, one idempotent reconcile.
+
+Owns what is known of each service between two looks at it. Events only say that it is time to look; what is done
+follows from the resource and from what is observed then. Reading order: `Reconciler.see` (an event), `_tend` (the
+task), `_reconcile` (look, plan, apply), `_tell` (status). Pure decisions are in `plan.py` and `status.py`; I/O comes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from sluice_engine import codec
+from sluice_operator import plan as plans
+from sluice_operator import pods, status
+from sluice_operator import spec as specs
+from sluice_operator.config import Settings
+from sluice_operator.errors import ApiRefused, InvalidSpec
+from sluice_operator.metrics import Metrics
+from sluice_operator.figures import worth_writing
+from sluice_operator.plan import Applied, Key, Observed, Plan
+from sluice_operator.pods import Failure
+from sluice_operator.render import Object, objects
+from sluice_sidecar.state import GateState
+
+log = logging.getLogger(__name__)
+
+# Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
+_GATHER_S = 0.2
+_BACKOFF_S = (1, 2, 5, 10, 30, 60)
+# 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
+_TEMPORARY = frozenset({401, 408, 409, 429})
+
+
+class Cluster(Protocol):
+    """What the reconciler needs of the API server; `kube.Kube` is it."""
+
+    async def observe(self, namespace: str, name: str) -> Observed:
+        """Everything that belongs to one service."""
+        ...
+
+    async def read(self, kind: str, namespace: str, name: str) -> Object | None:
+        """One object, or None."""
+        ...
+
+    async def apply(self, item: Object) -> Object:
+        """Apply an object; returns it as the server has it then."""
+        ...
+
+    async def apply_status(self, body: Object, status: Mapping[str, Any]) -> None:
+        """Apply the status of an InferenceService."""
+        ...
+
+    async def delete(self, found: Key, namespace: str) -> None:
+        """Delete an object."""
+        ...
+
+    async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
+        """Post an event about an InferenceService."""
+        ...
+
+
+class Gates(Protocol):
+    """What the reconciler needs of the pods; `gates.GateClient` is it."""
+
+    async def states(self, addresses: Mapping[str, str]) -> dict[str, GateState]:
+        """The states of those pods that answer."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What is known of one InferenceService."""
+
+    body: Object
+    status: Mapping[str, Any]
+    """As last read or written."""
+    written_at: float = float("-inf")
+    observed: Observed = field(default_factory=Observed)
+    spec: specs.ServiceSpec | None = None
+    problem: Failure | None = None
+    applied: dict[Key, Applied] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Reconciler:
+    """All services of this operator."""
+
+    def __init__(  # everything it needs from outside
+        self,
+        cluster: Cluster,
+        gates: Gates,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        now: Callable[[], str],
+    ) -> None:
+        self._cluster, self._gates, self._settings, self._metrics = cluster, gates, settings, metrics
+        self._clock, self._wall_clock, self._now = clock, wall_clock, now
+        self._services: dict[tuple[str, str], Service] = {}
+        self.is_watch_suspect = False
+        """A list held what the watch of the services had not brought; until it brings something, it may be dead."""
+
+    def see(self, body: Object) -> None:
+        """A service as the API server has it; looked at soon, unless nothing about it is new."""
+        at = _place(body)
+        service = self._services.get(at)
+        if service is not None and service.body["metadata"]["uid"] != body["metadata"]["uid"]:
+            self.forget(*at)
+            service = None
+        if service is None:
+            service = Service(body=body, status=body.get("status", {}))
+            service.wake.set()
+            service.task = asyncio.create_task(self._tend(service), name=f"service {at[0]}/{at[1]}")
+            self._services[at] = service
+            self._metrics.services.set(len(self._services))
+            return
+        known, new = service.body["metadata"], body["metadata"]
+        # Our own status writes come back as events; the generation is the spec's.
+        if any(known.get(field) != new.get(field) for field in ("generation", "deletionTimestamp")):
+            service.wake.set()
+        service.body = body
+
+    def forget(self, namespace: str, name: str) -> None:
+        """The service is gone; the cluster collects what it owned."""
+        service = self._services.pop((namespace, name), None)
+        if service is not None and service.task is not None:
+            service.task.cancel()
+        self._metrics.services.set(len(self._services))
+
+    def touch(self, namespace: str, name: str) -> None:
+        """Something that belongs to this service changed."""
+        if service := self._services.get((namespace, name)):
+            service.wake.set()
+
+    def resync(self, bodies: Sequence[Object]) -> None:
+        """All services as listed just now: each is looked at again."""
+        listed = {_place(body) for body in bodies}
+        for gone in self._services.keys() - listed:
+            self.forget(*gone)
+        for body in bodies:
+            service = self._services.get(_place(body))
+            known = service is not None and _generation(service.body) == _generation(body)
+            if not known:
+                self.is_watch_suspect = True
+            self.see(body)
+            self.touch(*_place(body))
+
+    def touch_all(self) -> None:
+        """Changes may have been missed: look at every service again."""
+        for service in self._services.values():
+            service.wake.set()
+
+    async def close(self) -> None:
+        """End all tasks."""
+        tasks = [service.task for service in self._services.values() if service.task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tend(self, service: Service) -> None:
+        """Look when woken, ask the pods in between, and tell what is seen."""
+        failures = 0
+        while True:
+            try:
+                await self.look(service)
+                failures = 0
+                wait_s = self._settings.poll_s
+            except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
+                self._metrics.reconciles.labels("failed").inc()
+                wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+                failures += 1
+                service.wake.set()  # the next turn looks again
+                log.warning("reconcile failed", extra={**_named(service.body), "error": str(error), "retry_s": wait_s})
+                await asyncio.sleep(wait_s)
+                continue
+            except Exception:
+                self._metrics.reconciles.labels("failed").inc()
+                log.exception("reconcile failed", extra=_named(service.body))
+                await asyncio.sleep(_BACKOFF_S[-1])
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(service.wake.wait(), timeout=wait_s)
+                await asyncio.sleep(_GATHER_S)
+
+    async def look(self, service: Service) -> None:
+        """One turn: reconcile if something changed, ask the pods, write the status if it is worth it."""
+        if service.body["metadata"].get("deletionTimestamp"):
+            service.wake.clear()
+            return
+        if service.wake.is_set():
+            service.wake.clear()
+            began = self._clock()
+            await self._reconcile(service)
+            self._metrics.reconcile_seconds.observe(self._clock() - began)
+            self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
+            self._metrics.last_reconcile.set(self._wall_clock())
+        await self._tell(service)
+
+    async def _reconcile(self, service: Service) -> None:
+        body = service.body
+        uid, namespace, name = body["metadata"]["uid"], *_place(body)
+        service.observed = await self._cluster.observe(namespace, name)
+        try:
+            service.spec = specs.parse(body)
+        except InvalidSpec as error:
+            service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
+            return
+        desired = objects(service.spec, self._settings.images)
+        todo = plans.plan(desired, uid, service.observed, service.applied)
+        service.problem = await self._carry_out(service, todo)
+
+    async def _carry_out(self, service: Service, todo: Plan) -> Failure | None:
+        """Send what the plan says; returns what stood in the way."""
+        namespace, _ = _place(service.body)
+        owned = dict(service.observed.owned)
+        problem = _name_taken(todo.foreign)
+        for item in (*todo.create, *todo.update):
+            found = plans.key(item)
+            if item in todo.create:
+                there = await self._cluster.read(found[0], namespace, found[1])
+                if there is not None and not plans.is_owned(there, service.body["metadata"]["uid"]):
+                    problem = _name_taken([found])
+                    continue
+            try:
+                after = await self._cluster.apply(item)
+            except ApiRefused as refused:
+                if refused.status in _TEMPORARY or refused.status >= 500:
+                    raise
+                text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
+                return Failure(reason=f"{found[0]}Refused", message=text, hint=_REFUSED_HINT)
+            self._metrics.writes.labels("apply").inc()
+            log.info("applied", extra={**_named(service.body), "object": "/".join(found)})
+            service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
+            owned[found] = after
+        for found in todo.delete:
+            await self._cluster.delete(found, namespace)
+            self._metrics.writes.labels("delete").inc()
+            log.info("deleted", extra={**_named(service.body), "object": "/".join(found)})
+            service.applied.pop(found, None)
+        # The status speaks of what was just applied, not of what was there before.
+        observed = service.observed
+        service.observed = Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
+        return problem
+
+    async def _tell(self, service: Service) -> None:
+        addresses = {pod.name: pod.ip for pod in pods.views(service.observed) if status.is_pollable(pod)}
+        states = await self._gates.states(addresses) if addresses else {}
+        self._metrics.gate_polls.labels("ok").inc(len(states))
+        self._metrics.gate_polls.labels("unanswered").inc(len(addresses) - len(states))
+        situation = status.Situation(
+            generation=service.body["metadata"].get("generation", 0),
+            spec=service.spec,
+            observed=service.observed,
+            gates=states,
+            problem=service.problem,
+        )
+        new = status.compute(situation, service.status, self._now())
+        if not worth_writing(service.status, new, self._clock() - service.written_at):
+            return
+        await self._cluster.apply_status(service.body, new)
+        self._metrics.writes.labels("status").inc()
+        old, service.status, service.written_at = service.status, new, self._clock()
+        self._metrics.not_ready.set(sum(not _is_ready(one.status) for one in self._services.values()))
+        for kind, reason, message in transitions(old, new):
+            await self._cluster.post_event(service.body, kind, reason, message, self._now())
+            self._metrics.writes.labels("event").inc()
+            log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
+
+
+_REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
+
+
+def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """The events (type, reason, message) that a change of status is worth: readiness won or lost, a new failure."""
+    events = []
+    failure, before = new.get("failure"), old.get("failure", {})
+    if failure and (failure["reason"], failure.get("pod")) != (before.get("reason"), before.get("pod")):
+        events.append(("Warning", failure["reason"], failure["message"]))
+    ready = status.condition(new, "Ready")
+    was = status.condition(old, "Ready")
+    if ready.get("status") == "True" and was.get("status") != "True":
+        events.append(("Normal", "Ready", ready["message"]))
+    elif ready.get("status") == "False" and was.get("status") == "True" and not failure:
+        events.append(("Warning", ready["reason"], ready["message"]))
+    return events
+
+
+def _name_taken(foreign: Sequence[Key]) -> Failure | None:
+    if not foreign:
+        return None
+    kind, name = foreign[0]
+    return Failure(
+        reason="NameTaken",
+        message=f"{kind} {name} exists and belongs to something else; it is left alone",
+        hint=f"Delete or rename that {kind}, or give the InferenceService another name.",
+    )
+
+
+def _place(body: Object) -> tuple[str, str]:
+    return body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _named(body: Object) -> dict[str, str]:
+    return dict(zip(("namespace", "service"), _place(body), strict=True))
+
+
+def _is_ready(seen: Mapping[str, Any]) -> bool:
+    return status.condition(seen, "Ready").get("status") == "True"
+
+
+def _generation(body: Object) -> int:
+    return int(body["metadata"].get("generation", 0))
