@@ -2,7 +2,7 @@
 
 Owns what is known of each service between two looks at it. Events only say that it is time to look; what is done
 follows from the resource and from what is observed then. Reading order: `Reconciler.see` (an event), `_tend` (the
-task), `_reconcile` (look, plan, apply), `_tell` (status). Pure decisions are in `plan.py` and `status.py`; I/O comes in.
+task), `_reconcile` (look, plan, apply), `_tell` (status). Decisions are in `plan.py` and `status.py`; I/O comes in.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from sluice_operator import pods, status
 from sluice_operator import spec as specs
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec
-from sluice_operator.metrics import Metrics
 from sluice_operator.figures import worth_writing
+from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
 from sluice_operator.pods import Failure
 from sluice_operator.render import Object, objects
