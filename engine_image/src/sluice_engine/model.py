@@ -1,0 +1,112 @@
+"""The forward pass of a Llama over a mixed step: linear layers once over all rows, attention by kind of row.
+
+Everything a step needs comes as `StepInputs` and `KVCache`; the model holds weights and the rotary table, never state of
+a request. Start with `forward`. Letters: T rows, S sampling rows, H query heads, G KV heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, silu
+
+from sluice_engine.attention import KVCache, attend_chunk, attend_singles
+from sluice_engine.inputs import StepInputs
+from sluice_engine.linear import Linear
+from sluice_engine.weights import LayerWeights, Weights
+
+
+class Layer:
+    """One decoder layer's products."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.attention_norm = weights.attention_norm
+        self.qkv = Linear(weights.qkv)
+        self.attention_out = Linear(weights.attention_out)
+        self.mlp_norm = weights.mlp_norm
+        self.gate_up = Linear(weights.gate_up)
+        self.down = Linear(weights.down)
+
+
+class Model:
+    """A decoder-only model on one device."""
+
+    def __init__(self, weights: Weights, max_length_tokens: int) -> None:
+        shape = weights.architecture
+        self.architecture = shape
+        self._embedding = weights.embedding
+        self._layers = [Layer(layer) for layer in weights.layers]
+        self._final_norm = weights.final_norm
+        self._head = Linear(weights.head)
+        self._epsilon = shape.norm_epsilon
+        self._q_size = shape.num_heads * shape.head_dim
+        self._kv_start = self._q_size
+        # Angles in double precision: position × frequency in single loses a thousandth of a turn at 8,000 tokens.
+        angles = torch.outer(
+            torch.arange(max_length_tokens, dtype=torch.float64),
+            torch.tensor(shape.inverse_frequencies(), dtype=torch.float64),
+        )
+        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+        self._turns = turns[:, None].to(weights.embedding.device)
+        """[max_length, 1, D/2] unit complex numbers"""
+
+    def forward(self, inputs: StepInputs, cache: KVCache) -> Tensor:
+        """Logits [S, V] in float32 of the sampling rows; their and all other rows' KV is in the cache afterwards."""
+        x = embedding(inputs.token_ids, self._embedding)
+        turns = self._turns[inputs.positions]
+        *layers, last = self._layers
+        for index, layer in enumerate(layers):
+            qkv = self._qkv(layer, x, turns)
+            cache.write(index, inputs.kv_rows, qkv[:, self._kv_start :])
+            x = self._after_attention(layer, x, self._attend(qkv, inputs, cache, index))
+        qkv = self._qkv(last, x, turns)
+        index = len(layers)
+        cache.write(index, inputs.kv_rows, qkv[:, self._kv_start :])
+        if not inputs.sampled:
+            return x.new_empty(0, self.architecture.vocab_size, dtype=torch.float32)
+        # Nothing after the last layer's keys and values is needed of a row that does not sample.
+        x, q = x[inputs.sample_rows], self._queries(qkv[inputs.sample_rows])
+        attended = torch.cat([
+            attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index)
+            for bucket in inputs.sample_buckets
+        ])  # fmt: skip
+        x = self._after_attention(last, x, attended.view(len(x), -1))
+        return self._head(self._norm(x, self._final_norm)).float()
+
+    def _qkv(self, layer: Layer, x: Tensor, turns: Tensor) -> Tensor:
+        """Queries, keys, values [T, (H + 2 G) D] with q and k turned to their positions."""
+        qkv = layer.qkv(self._norm(x, layer.attention_norm))
+        shape = self.architecture
+        num_turned = shape.num_heads + shape.num_kv_heads
+        turned = qkv[:, : num_turned * shape.head_dim]
+        pairs = turned.view(len(x), num_turned, -1, 2)
+        if qkv.dtype is torch.float32:
+            torch.view_as_complex(pairs).mul_(turns)
+        else:  # complex numbers come in single precision only
+            pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
+        return qkv
+
+    def _queries(self, qkv: Tensor) -> Tensor:
+        return qkv[:, : self._q_size].view(len(qkv), -1, self.architecture.head_dim)
+
+    def _attend(self, qkv: Tensor, inputs: StepInputs, cache: KVCache, layer: int) -> Tensor:
+        """[T, H D]"""
+        q = self._queries(qkv)
+        keys_values = qkv[:, self._kv_start :].view(len(qkv), 2, cache.num_kv_heads, cache.head_dim)
+        parts = []
+        for bucket in inputs.singles:
+            rows = slice(bucket.first, bucket.first + bucket.num_rows)
+            parts.append(attend_singles(q[rows], bucket, cache, layer))
+        for chunk in inputs.chunks:
+            rows = slice(chunk.first, chunk.first + chunk.num_rows)
+            parts.append(attend_chunk(q[rows], keys_values[rows], chunk, cache, layer))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return attended.view(len(qkv), self._q_size)
+
+    def _after_attention(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+        x = layer.attention_out.add_to(x, attended)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+        return layer.down.add_to(x, silu(gate).mul_(up))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return torch.rms_norm(x, (x.shape[-1],), weight, self._epsilon)

@@ -1,0 +1,168 @@
+"""Computes steps with torch: loads the model, sizes the KV pool, runs a plan's forward pass and samples.
+
+Owns the device's memory. It knows no scheduling: blocks, slots and order come with the plan. Start with
+`TorchRunner.load`, then `execute`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sluice_engine.architecture import Architecture
+from sluice_engine.attention import KVCache
+from sluice_engine.config import CacheConfig, EngineConfig
+from sluice_engine.core.fit import blocks_for
+from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.core.state import LoadingProgress
+from sluice_engine.device import choose_device, choose_dtype, describe, free_memory_bytes, usable_cores
+from sluice_engine.errors import InvalidConfig, ModelUnavailable
+from sluice_engine.inputs import StepBuilder
+from sluice_engine.model import Model
+from sluice_engine.sampler import Sampler
+from sluice_engine.sources import resolve
+from sluice_engine.weights import Tensors, load, open_tensors
+
+
+class TorchRunner:
+    """A model, its KV cache, and the step over both."""
+
+    def __init__(self, model: Model, cache: KVCache, max_length_tokens: int, description: str) -> None:
+        self._model = model
+        self._cache = cache
+        dtype, device = cache.dtype, cache.device
+        self._device = device
+        self._builder = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device)
+        # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
+        self._measured = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device)
+        self._num_measured = 0
+        self._sampler = Sampler()
+        self.num_blocks = cache.num_blocks
+        self.block_tokens = cache.block_tokens
+        self.max_length_tokens = max_length_tokens
+        self.vocab_size = model.architecture.vocab_size
+        self.description = description
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Callable[[LoadingProgress], None]) -> TorchRunner:
+        """A runner ready to execute.
+
+        Raises:
+            ModelUnavailable: missing, damaged, not supported, or too large for the memory.
+            InvalidConfig: the device, type, length or cache that is asked for is not there.
+        """
+        device = choose_device(config.accelerator_count)
+        dtype = choose_dtype(config.model.data_type, device)
+        if device.type == "cpu":
+            torch.set_num_threads(usable_cores())
+        path = resolve(config.model.source)
+        tensors = open_tensors(path)
+        architecture = tensors.architecture
+        max_length = _max_length(config.model.max_length_tokens, architecture)
+        try:
+            with torch.inference_mode():
+                model = Model(load(tensors, dtype, device, progress), max_length)
+                num_blocks = _num_blocks(config.cache, architecture, dtype, free_memory_bytes(device))
+                progress(LoadingProgress(stage="warmup"))
+                cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error
+        return cls(model, cache, max_length, f"{_digest(path, tensors)}, {describe(device, dtype)}")
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run the batch and sample. The plan is not empty."""
+        return self._run(plan, self._builder, self._sampler)
+
+    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+        """µs of one synthetic step whose batch attends to `context_tokens` KV tokens in all, sampling included.
+
+        The prefill is the end of one prompt, and every request's share of the context is the same (at least its own
+        tokens, at most the model's length). The step writes to the scratch block alone and reads any others, whatever
+        they hold, so it may run at any time between steps.
+        """
+        plan = self._synthetic_plan(decode_requests, prefill_tokens, context_tokens)
+        started = time.perf_counter_ns()
+        self._run(plan, self._measured, Sampler(), scratch=True)
+        return max(1, (time.perf_counter_ns() - started) // 1000)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        del self._model, self._cache
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _run(self, plan: StepPlan, builder: StepBuilder, sampler: Sampler, *, scratch: bool = False) -> StepResult:
+        with torch.inference_mode():
+            inputs = builder.build(plan)
+            if scratch:
+                kv_rows = inputs.kv_rows % self.block_tokens + self._cache.scratch_block * self.block_tokens
+                inputs = dataclasses.replace(inputs, kv_rows=kv_rows)
+            logits = self._model.forward(inputs, self._cache)
+            return StepResult(plan.step, sampler.sample(logits, inputs.sampled))
+
+    def _synthetic_plan(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> StepPlan:
+        self._num_measured += 1
+        chunks = []
+        left = prefill_tokens
+        while left > 0:  # a chunk is no longer than the model's length
+            chunks.append(min(left, self.max_length_tokens))
+            left -= chunks[-1]
+        own = [1] * decode_requests + chunks
+        share = max(0, context_tokens - sum(own)) // len(own)
+        longest = min(self.max_length_tokens, self.num_blocks * self.block_tokens)
+        scheduled = []
+        next_block = 0
+        for slot, num_tokens in enumerate(own):
+            end = max(num_tokens, min(num_tokens + share, longest))
+            num_blocks = blocks_for(end, self.block_tokens)
+            request = Request(f"synthetic-{slot}", [0] * end, end, SamplingParams(max_tokens=1, temperature=0.0), 0)
+            # Different blocks for each, as long as there are any: what is read twice comes from a processor's cache.
+            request.blocks = [(next_block + i) % self.num_blocks for i in range(num_blocks)]
+            next_block += num_blocks
+            # Each measurement is an incarnation of its own, so that no slot keeps the tables of the last.
+            scheduled.append(
+                ScheduledRequest(request, self._num_measured, slot, end - num_tokens, num_tokens, samples=True)
+            )
+        return StepPlan(0, tuple(scheduled), decode_requests, prefill_tokens, context_tokens)
+
+
+def _max_length(wanted: int | None, architecture: Architecture) -> int:
+    if wanted is not None and wanted > architecture.max_length_tokens:
+        raise InvalidConfig(
+            "model.max_length_tokens", f"is {wanted}; the model's own length is {architecture.max_length_tokens}"
+        )
+    return wanted or architecture.max_length_tokens
+
+
+def _num_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype, free_bytes: int) -> int:
+    """Blocks that the pool hands out; one more, for scratch, comes out of the same memory."""
+    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
+    least = 2 * block_bytes
+    if cache.capacity_bytes is not None:
+        if cache.capacity_bytes < least:
+            raise InvalidConfig("cache.capacity_bytes", f"is {cache.capacity_bytes}; this model needs at least {least}")
+        if cache.capacity_bytes > free_bytes:
+            raise InvalidConfig(
+                "cache.capacity_bytes", f"is {cache.capacity_bytes}; {free_bytes} bytes are free beside the weights"
+            )
+        return cache.capacity_bytes // block_bytes - 1
+    share = free_bytes * cache.memory_percent // 100
+    if share < least:
+        raise InvalidConfig(
+            "cache.memory_percent",
+            f"{cache.memory_percent} % of the {free_bytes} bytes left beside the weights is {share}; "
+            f"this model needs at least {least}",
+        )
+    return share // block_bytes - 1
+
+
+def _digest(path: Path, tensors: Tensors) -> str:
+    """Words that differ for models of different shape or size."""
+    shape = repr((tensors.architecture, sorted((name, tensors.num_bytes(name)) for name in tensors.names())))
+    return f"{path.name} {hashlib.sha256(shape.encode()).hexdigest()[:10]}"

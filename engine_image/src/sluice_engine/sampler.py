@@ -1,0 +1,171 @@
+"""Draws the next token of each sampling row from its logits.
+
+Owns the order of the filters and the randomness; knows no model. The order is: penalties, temperature, min_p, top_k,
+top_p (over what the others left), draw. Frequency and presence penalties count output tokens, the repetition penalty
+prompt and output. A row without randomness takes the likeliest token after penalties.
+
+The log probability that is reported is the model's own: of the raw logits, before penalties, temperature and filters.
+
+One uniform number a token, keyed by (seed, choice, position), decides the draw by inverse distribution in token order.
+So a token depends on its request's history alone: not on the batch, on chunks, or on having been preempted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sluice_engine.core.plan import SampledToken, ScheduledRequest
+from sluice_engine.core.request import Request, SamplingParams
+
+# Sorted prefix in which top_p almost always finds its end; sorting a whole vocabulary costs milliseconds a row.
+_NUCLEUS_TOKENS = 256
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """The number in [0, 1) that belongs to this token of this choice of this seed, everywhere and always."""
+    key = struct.pack("<QQQ", seed & (2**64 - 1), choice, position)
+    (bits,) = struct.unpack("<Q", hashlib.blake2b(key, digest_size=8).digest())
+    return (bits >> 11) * 2.0**-53  # type: ignore[no-any-return]  # a float holds 53 bits exactly
+
+
+class Sampler:
+    """Samples batches; remembers token counts of running requests that are penalised for them."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _TokenCounts] = {}
+
+    def sample(self, logits: Tensor, entries: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
+        """One token for each row of logits [S, V] (float32), or an error for a row that is not finite."""
+        if not entries:
+            return ()
+        highest, lowest = logits.amax(-1), logits.amin(-1)
+        finite = (highest.isfinite() & lowest.isfinite()).tolist()
+        reported = [i for i, entry in enumerate(entries) if entry.request.sampling.logprobs]
+        # Before penalties change the rows in place.
+        normalisers = logits[reported].logsumexp(-1) if reported else None
+        raw = logits.clone() if reported and any(_is_penalised(e.request.sampling) for e in entries) else logits
+
+        for row, entry in enumerate(entries):
+            if _is_penalised(entry.request.sampling) and finite[row]:
+                self._penalise(logits[row], entry)
+        chosen = logits.argmax(-1)
+        drawn = [i for i, entry in enumerate(entries) if not entry.request.sampling.greedy and finite[i]]
+        if drawn:
+            whole = len(drawn) == len(entries)
+            rows = logits if whole else logits[drawn]
+            chosen[drawn] = _draw(rows, [entries[i] for i in drawn])
+        token_ids = chosen.tolist()
+        logprobs: list[float | None] = [None] * len(entries)
+        if normalisers is not None:
+            values = raw[reported, chosen[reported]] - normalisers
+            for row, value in zip(reported, values.tolist(), strict=True):
+                logprobs[row] = value
+        return tuple(
+            SampledToken(entry.request.id, entry.incarnation, token_ids[i], logprobs[i])
+            if finite[i]
+            else SampledToken(entry.request.id, entry.incarnation, 0, error="the model's logits are not finite")
+            for i, entry in enumerate(entries)
+        )
+
+    def _penalise(self, row: Tensor, entry: ScheduledRequest) -> None:
+        counts = self._counts.get(entry.slot)
+        if counts is None or counts.request is not entry.request:
+            counts = self._counts[entry.slot] = _TokenCounts(entry.request, len(row), row.device)
+        counts.catch_up()
+        sampling = entry.request.sampling
+        if sampling.repetition_penalty != 1.0:
+            factor = sampling.repetition_penalty
+            penalised = torch.where(row > 0, row / factor, row * factor)
+            row.copy_(torch.where(counts.seen, penalised, row))
+        row -= sampling.frequency_penalty * counts.output
+        row -= sampling.presence_penalty * (counts.output > 0)
+
+
+class _TokenCounts:
+    """How often a request has produced each token, kept while its slot stays its own."""
+
+    def __init__(self, request: Request, vocab_size: int, device: torch.device) -> None:
+        self.request = request
+        self.output = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        """Occurrences among output tokens."""
+        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        """Occurs in prompt or output."""
+        self.seen[torch.tensor(request.tokens[: request.num_prompt], device=device)] = True
+        self._counted = request.num_prompt
+
+    def catch_up(self) -> None:
+        """Count what was produced since the last call; tokens are only ever appended."""
+        fresh = self.request.tokens[self._counted :]
+        self._counted += len(fresh)
+        if fresh:
+            ids = torch.tensor(fresh, device=self.output.device)
+            self.output.index_add_(0, ids, torch.ones(len(fresh), device=self.output.device))
+            self.seen[ids] = True
+
+
+def _is_penalised(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+
+
+def _draw(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:
+    """[R] token ids drawn from logits [R, V]."""
+    params = [entry.request.sampling for entry in entries]
+    device = logits.device
+    temperature = torch.tensor([p.temperature for p in params], device=device)
+    # The highest is taken off first: a tiny temperature then cannot overflow what decides the draw.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
+    if any(p.min_p > 0 for p in params):
+        # min_p × the highest probability, as logits below the highest, which is 0.
+        floor = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
+        scaled.masked_fill_(scaled < torch.tensor(floor, device=device)[:, None], -math.inf)
+    vocab_size = logits.shape[-1]
+    if any(0 < p.top_k < vocab_size for p in params):
+        kept = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
+        _keep_top_k(scaled, kept)
+    probabilities = scaled.softmax(-1)
+    if any(p.top_p < 1 for p in params):
+        _keep_top_p(probabilities, [p.top_p for p in params])
+    cumulated = probabilities.cumsum(-1, dtype=torch.float64)
+    keys = [
+        uniform(entry.request.sampling.seed, entry.request.sampling.choice, entry.start + entry.num_tokens)
+        for entry in entries
+    ]
+    total = cumulated[:, -1]
+    # Below the total even where the product rounds up to it: the first token beyond has a probability above 0.
+    target = torch.minimum(
+        torch.tensor(keys, dtype=torch.float64, device=device) * total, total.nextafter(torch.zeros_like(total))
+    )
+    return torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
+
+
+def _keep_top_k(scaled: Tensor, kept: list[int]) -> None:
+    """Drop, in place, what is below a row's k-th highest; ties with it stay."""
+    vocab_size = scaled.shape[-1]
+    rows = [i for i, k in enumerate(kept) if k < vocab_size]
+    highest = scaled[rows].topk(max(kept[i] for i in rows), dim=-1).values
+    column = torch.tensor([kept[i] - 1 for i in rows], device=scaled.device)
+    least = highest.gather(1, column[:, None])
+    scaled[rows] = scaled[rows].masked_fill(scaled[rows] < least, -math.inf)
+
+
+def _keep_top_p(probabilities: Tensor, shares: list[float]) -> None:
+    """Drop, in place, what the smallest set of likeliest tokens of that share does not need; ties with the last stay."""
+    for row, share in enumerate(shares):
+        if share >= 1:
+            continue
+        size = min(_NUCLEUS_TOKENS, probabilities.shape[-1])
+        while True:
+            highest = probabilities[row].topk(size).values
+            before = highest.cumsum(-1, dtype=torch.float64) - highest
+            num_kept = int((before < share).sum())
+            if num_kept < size or size == probabilities.shape[-1]:
+                break
+            size = min(8 * size, probabilities.shape[-1])
+        least = highest[max(num_kept, 1) - 1]
+        probabilities[row].masked_fill_(probabilities[row] < least, 0.0)

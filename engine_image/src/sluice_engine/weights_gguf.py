@@ -1,0 +1,158 @@
+"""Tensors of a GGUF file, dequantised, under the names that Hugging Face gives them.
+
+Owns the file's tensor directory and the quantised formats (through the `gguf` package). The converter to GGUF reorders
+the rows of q and k so that the two dimensions which rotary embedding turns together lie side by side; `read` undoes it,
+so a tensor is the same whichever file it came from.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from sluice_engine.architecture import Architecture, read_gguf_metadata
+from sluice_engine.errors import ModelUnavailable
+from sluice_engine.gguf_header import _Reader  # noqa: PLC2701  # the directory continues where the metadata ends
+
+_TENSOR_TAIL = struct.Struct("<IQ")
+_DEFAULT_ALIGNMENT = 32
+_MAX_DIMENSIONS = 4  # of the format itself
+
+_LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One line of the tensor directory."""
+
+    shape: tuple[int, ...]
+    kind: gguf.GGMLQuantizationType
+    offset: int
+    num_bytes: int
+
+
+class GGUFTensors:
+    """The tensors of one GGUF file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the directory and check that every tensor lies within the file.
+
+        Raises:
+            ModelUnavailable: unreadable, damaged, cut short, or not a supported architecture.
+        """
+        self.where = path
+        try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                metadata, self._entries = _directory(data, path)
+        except OSError as error:
+            raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
+        except (ValueError, struct.error, IndexError, OverflowError) as error:
+            raise ModelUnavailable(f"{path} is not a sound GGUF file: {error}", "ModelCorrupt") from error
+        self.architecture: Architecture = read_gguf_metadata(path, metadata, frozenset(self._entries))
+        self._names = _hf_names(self.architecture.num_layers)
+        self._data = np.memmap(path, mode="r", dtype=np.uint8)
+
+    def names(self) -> frozenset[str]:
+        """Hugging Face names of all tensors; one that has none keeps its own."""
+        own = {theirs: name for name, theirs in self._names.items()}
+        return frozenset(own.get(name, name) for name in self._entries)
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a tensor in the file."""
+        return self._entries[self._names.get(name, name)].num_bytes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor as torch sees it: rows first."""
+        return self._entries[self._names.get(name, name)].shape
+
+    def read(self, name: str) -> Tensor:
+        """A tensor in float32, q and k rows in Hugging Face's order."""
+        entry = self._entries[self._names.get(name, name)]
+        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
+        values = gguf.quants.dequantize(raw.reshape(-1, _row_bytes(entry)), entry.kind)
+        tensor = torch.from_numpy(np.array(values, dtype=np.float32).reshape(entry.shape))
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            tensor = _unpermuted(tensor, self.architecture.head_dim)
+        return tensor
+
+
+def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
+    """[out, in] with the halves of each head apart again: pairs (i, i + D/2), not (2i, 2i + 1)."""
+    size_in = rows.shape[1]
+    return rows.view(-1, head_dim // 2, 2, size_in).transpose(1, 2).reshape(-1, size_in)
+
+
+def _hf_names(num_layers: int) -> dict[str, str]:
+    names = dict(_NAMES)
+    for layer in range(num_layers):
+        for hf, own in _LAYER_NAMES.items():
+            names[f"model.layers.{layer}.{hf}.weight"] = f"blk.{layer}.{own}.weight"
+    return names
+
+
+def _row_bytes(entry: _Entry) -> int:
+    block_size, type_size = gguf.GGML_QUANT_SIZES[entry.kind]
+    return entry.shape[-1] * int(type_size) // int(block_size)
+
+
+def _directory(data: mmap.mmap, path: Path) -> tuple[dict[str, object], dict[str, _Entry]]:
+    reader = _Reader(data)
+    metadata: dict[str, object] = dict(reader.metadata())
+    num_tensors = struct.unpack_from("<Q", data, 8)[0]
+    lines = [_line(reader, data, path) for _ in range(reader._count(num_tensors, _TENSOR_TAIL.size))]  # noqa: SLF001  # see the import
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"general.alignment is {alignment!r}")
+    base = -(-reader._at // alignment) * alignment  # noqa: SLF001  # see the import
+    entries = {}
+    for name, shape, kind, offset in lines:
+        entry = _entry(path, name, shape, kind, base + offset)
+        if entry.offset + entry.num_bytes > len(data):
+            raise ModelUnavailable(f"{path}: tensor {name} is cut short: the file ends within it", "ModelCorrupt")
+        entries[name] = entry
+    return metadata, entries
+
+
+def _line(reader: _Reader, data: mmap.mmap, path: Path) -> tuple[str, tuple[int, ...], int, int]:
+    name = reader._string()  # noqa: SLF001  # see the import
+    (dimensions,) = struct.unpack_from("<I", data, reader._at)  # noqa: SLF001
+    if not 1 <= dimensions <= _MAX_DIMENSIONS:
+        raise ModelUnavailable(f"{path}: tensor {name} has {dimensions} dimensions", "ModelCorrupt")
+    shape = struct.unpack_from(f"<{dimensions}Q", data, reader._at + 4)  # noqa: SLF001
+    kind, offset = _TENSOR_TAIL.unpack_from(data, reader._at + 4 + 8 * dimensions)  # noqa: SLF001
+    reader._at += 4 + 8 * dimensions + _TENSOR_TAIL.size  # noqa: SLF001
+    return name, tuple(reversed(shape)), kind, offset
+
+
+def _entry(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Entry:
+    try:
+        quantisation = gguf.GGMLQuantizationType(kind)
+        block_size, type_size = gguf.GGML_QUANT_SIZES[quantisation]
+    except (ValueError, KeyError):
+        raise ModelUnavailable(f"{path}: tensor {name} has the unknown type {kind}", "ModelUnsupported") from None
+    num_elements = int(np.prod(shape, dtype=np.uint64))
+    if shape[-1] % int(block_size) or not num_elements:
+        raise ModelUnavailable(f"{path}: tensor {name} has the impossible shape {list(shape)}", "ModelCorrupt")
+    return _Entry(shape, quantisation, offset, num_elements * int(type_size) // int(block_size))
