@@ -17,7 +17,7 @@ OPERATOR = ROOT / "operator/src/sluice_operator"
 def reasons() -> set[str]:
     """Reasons of conditions and failures, as the code writes them."""
     found = set(pods.HINTS) | {f"{kind}Refused" for kind in OWNED_KINDS}
-    for name in ("status.py", "pods.py", "reconcile.py"):
+    for name in ("status.py", "pods.py", "reconcile.py", "changes.py"):
         text = (OPERATOR / name).read_text()
         found |= set(re.findall(r'reason="([A-Z]\w+)"', text))
         found |= set(re.findall(r'(?:_failure|engine_failure)\("([A-Z]\w+)"', text))

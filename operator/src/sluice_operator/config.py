@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice_operator.errors import InvalidSettings
-from sluice_operator.render import Images
+from sluice_operator.pod_template import Images
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

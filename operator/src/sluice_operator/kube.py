@@ -23,8 +23,9 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from sluice_operator.errors import ApiRefused
+from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
 from sluice_operator.plan import Key, Observed, key
-from sluice_operator.render import MANAGED_BY, SERVICE_LABEL, Object
+from sluice_operator.pod_template import Object
 
 FIELD_MANAGER = "sluice"
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_operator.labels import COST_BASIS_ANNOTATION
 from sluice_operator.plan import Observed
-from sluice_operator.render import COST_BASIS_ANNOTATION, Object
+from sluice_operator.pod_template import Object
 
 _HASH_LABEL = "pod-template-hash"
 _REVISION_ANNOTATION = "deployment.kubernetes.io/revision"

@@ -20,13 +20,15 @@ from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator import pods, status
 from sluice_operator import spec as specs
+from sluice_operator.changes import REFUSED_HINT, name_taken, transitions
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec
 from sluice_operator.figures import worth_writing
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
+from sluice_operator.pod_template import Object
 from sluice_operator.pods import Failure
-from sluice_operator.render import Object, objects
+from sluice_operator.render import objects
 from sluice_sidecar.state import GateState
 
 log = logging.getLogger(__name__)
@@ -223,13 +225,13 @@ class Reconciler:
         """Send what the plan says; returns what stood in the way."""
         namespace, _ = _place(service.body)
         owned = dict(service.observed.owned)
-        problem = _name_taken(todo.foreign)
+        problem = name_taken(todo.foreign)
         for item in (*todo.create, *todo.update):
             found = plans.key(item)
             if item in todo.create:
                 there = await self._cluster.read(found[0], namespace, found[1])
                 if there is not None and not plans.is_owned(there, service.body["metadata"]["uid"]):
-                    problem = _name_taken([found])
+                    problem = name_taken([found])
                     continue
             try:
                 after = await self._cluster.apply(item)
@@ -237,7 +239,7 @@ class Reconciler:
                 if refused.status in _TEMPORARY or refused.status >= 500:
                     raise
                 text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
-                return Failure(reason=f"{found[0]}Refused", message=text, hint=_REFUSED_HINT)
+                return Failure(reason=f"{found[0]}Refused", message=text, hint=REFUSED_HINT)
             self._metrics.writes.labels("apply").inc()
             log.info("applied", extra={**_named(service.body), "object": "/".join(found)})
             service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
@@ -275,35 +277,6 @@ class Reconciler:
             await self._cluster.post_event(service.body, kind, reason, message, self._now())
             self._metrics.writes.labels("event").inc()
             log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
-
-
-_REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
-
-
-def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The events (type, reason, message) that a change of status is worth: readiness won or lost, a new failure."""
-    events = []
-    failure, before = new.get("failure"), old.get("failure", {})
-    if failure and (failure["reason"], failure.get("pod")) != (before.get("reason"), before.get("pod")):
-        events.append(("Warning", failure["reason"], failure["message"]))
-    ready = status.condition(new, "Ready")
-    was = status.condition(old, "Ready")
-    if ready.get("status") == "True" and was.get("status") != "True":
-        events.append(("Normal", "Ready", ready["message"]))
-    elif ready.get("status") == "False" and was.get("status") == "True" and not failure:
-        events.append(("Warning", ready["reason"], ready["message"]))
-    return events
-
-
-def _name_taken(foreign: Sequence[Key]) -> Failure | None:
-    if not foreign:
-        return None
-    kind, name = foreign[0]
-    return Failure(
-        reason="NameTaken",
-        message=f"{kind} {name} exists and belongs to something else; it is left alone",
-        hint=f"Delete or rename that {kind}, or give the InferenceService another name.",
-    )
 
 
 def _place(body: Object) -> tuple[str, str]:

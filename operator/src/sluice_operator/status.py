@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_engine.core.state import EngineState, LoadingProgress
-from sluice_operator import figures, pods, render
+from sluice_operator import figures, labels, pods, render
 from sluice_operator.figures import PodState
 from sluice_operator.plan import Observed
 from sluice_operator.pods import Failure, PodView
@@ -59,10 +59,10 @@ def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json
     }
     if spec := situation.spec:
         status["model"] = spec.model.served_name
-        status["selector"] = ",".join(f"{key}={value}" for key, value in render.selector(spec).items())
+        status["selector"] = ",".join(f"{key}={value}" for key, value in labels.selector(spec).items())
         status["url"] = render.url(spec)
         promise_us = spec.live.slo.inter_token_latency_us
-        basis = render.cost_basis(spec)
+        basis = labels.cost_basis(spec)
         on_basis = [state for state in view.states if state.pod.cost_basis == basis]
         # A cost measured on other hardware says nothing; it is forgotten once only such pods are left.
         stale = any(pod.is_ready for pod in view.pods) and not any(pod.cost_basis == basis for pod in view.pods)

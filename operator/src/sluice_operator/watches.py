@@ -17,9 +17,10 @@ import aiohttp
 from sluice_operator.errors import ApiRefused
 from sluice_operator.health import Health
 from sluice_operator.kube import WatchExpired
+from sluice_operator.labels import SERVICE_LABEL
 from sluice_operator.metrics import Metrics
+from sluice_operator.pod_template import Object
 from sluice_operator.reconcile import Reconciler
-from sluice_operator.render import SERVICE_LABEL, Object
 
 log = logging.getLogger(__name__)
 

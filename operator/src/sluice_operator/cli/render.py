@@ -9,7 +9,8 @@ import click
 import yaml
 
 from sluice_operator import manifest
-from sluice_operator.render import Images, Object, objects
+from sluice_operator.pod_template import Images, Object
+from sluice_operator.render import objects
 from sluice_operator.spec import parse
 
 _VERSION = importlib.metadata.version("sluice-operator")

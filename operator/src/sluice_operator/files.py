@@ -1,0 +1,67 @@
+"""The two programs' files: what engine and gate are told, and where they find it.
+
+Owns the step from a spec to `engine.json`, `gate.json` and `live.json`. A pod and local processes get the very same
+contents; only `Paths` differ. Pure. Next: `pod_template.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_operator.spec import ServiceSpec
+from sluice_sidecar.config import GateConfig
+
+ENDPOINT_PROPAGATION_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paths:
+    """Where the two programs find their files. The defaults are a pod's; local processes use folders of their own."""
+
+    run_dir: str = "/run/sluice"
+    config_dir: str = "/etc/sluice/config"
+    live_dir: str = "/etc/sluice/live"
+    cache_dir: str = "/var/cache/sluice"
+    termination_log: str = "/dev/termination-log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The contents of `engine.json`, `gate.json` and `live.json`."""
+
+    engine: EngineConfig
+    gate: GateConfig
+    live: LiveConfig
+
+
+def files(spec: ServiceSpec, paths: Paths) -> Files:
+    """What engine and gate are told."""
+    socket = f"{paths.run_dir}/engine.sock"
+    live_path = f"{paths.live_dir}/live.json"
+    return Files(
+        engine=EngineConfig(
+            model=spec.model,
+            cache=spec.cache,
+            scheduling=spec.scheduling,
+            accelerator_count=spec.accelerator_count,
+            socket_path=socket,
+            live_path=live_path,
+            table_dir=paths.cache_dir,
+            termination_message_path=paths.termination_log,
+        ),
+        gate=GateConfig(
+            served_name=spec.model.served_name,
+            engine_socket=socket,
+            live_path=live_path,
+            run_dir=paths.run_dir,
+            drain_timeout_us=spec.drain_timeout_us,
+            endpoint_propagation_us=ENDPOINT_PROPAGATION_S * 1_000_000,
+        ),
+        live=spec.live,
+    )
+
+
+def arguments(program: str, paths: Paths) -> list[str]:
+    """Arguments of `engine` or `gate`, after the program's name."""
+    return ["--config", f"{paths.config_dir}/{program}.json"]
