@@ -1,0 +1,3 @@
+module testnode/pause
+
+go 1.26.0

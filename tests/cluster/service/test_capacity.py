@@ -1,0 +1,60 @@
+"""More work than fits, and a step that would break the promise."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+
+from cluster.service.space import Space, tiny
+from cluster.service.streams import Stream, client, stream
+
+pytestmark = pytest.mark.cluster
+
+
+async def test_a_pod_refuses_what_it_cannot_finish_and_says_when_to_come_back(space: Space) -> None:
+    url = space.serve(tiny("busy", cache={"capacity": "1Mi"}, admission={"maxWait": "0s"}))
+    who = client(url)
+
+    outcomes = await asyncio.gather(
+        *(stream(who, "tiny", "word " * 20, max_tokens=200) for _ in range(48)), return_exceptions=True
+    )
+
+    refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
+    served = [outcome for outcome in outcomes if isinstance(outcome, Stream)]
+    assert refused
+    assert served
+    assert len(refused) + len(served) == len(outcomes), [o for o in outcomes if isinstance(o, Exception)]
+    for refusal in refused:
+        assert int(refusal.response.headers["retry-after"]) >= 1
+        assert refusal.response.headers["x-sluice-reason"] == refusal.code
+        assert refusal.type == "rate_limit_error"
+
+
+def test_the_api_server_refuses_a_chunk_that_the_measured_cost_cannot_keep(space: Space) -> None:
+    service = tiny("promise", slo={"timeToFirstToken": "20s", "interTokenLatency": "2s"})
+    space.serve(service)
+    cost = space.status("promise")["stepCost"]
+    left_ns = 1000 * (2_000_000 - cost["fixedMicroseconds"] - cost["decodeMicroseconds"])
+    ceiling = left_ns // cost["perPrefillTokenNanoseconds"]
+
+    service["spec"]["scheduling"] = {"prefillChunkTokens": 2 * ceiling}
+    refusal = space.kubectl.refusal(service)
+
+    assert "scheduling.prefillChunkTokens takes longer than slo.interTokenLatency" in refusal
+    assert (
+        "lower scheduling.prefillChunkTokens, relax slo.interTokenLatency, or set slo.enforcement: Observe" in refusal
+    )
+    service["spec"]["scheduling"] = {"prefillChunkTokens": ceiling // 2}
+    space.kubectl.apply(service)
+
+
+def test_scaling_is_never_refused_and_brings_a_second_pod(space: Space) -> None:
+    space.serve(tiny("scaled"))
+
+    space.kubectl("scale", "inferenceservices.sluice.dev/scaled", "--replicas=2")
+
+    space.wait("scaled", "jsonpath={.status.readyReplicas}=2")
+    space.wait("scaled", "condition=Ready")
+    assert len(space.pods("scaled")) == 2

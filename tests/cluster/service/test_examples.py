@@ -1,0 +1,33 @@
+"""The examples against the real API server: the good ones are taken, the bad ones refused with their message."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+
+from cluster.service.space import EXAMPLES, Space, example
+
+pytestmark = pytest.mark.cluster
+
+
+def invalid() -> list[str]:
+    return sorted(path.stem for path in EXAMPLES.glob("invalid-*.yaml"))
+
+
+@pytest.mark.parametrize("name", ["minimal", "full", "demo-cpu"])
+def test_the_api_server_takes_a_good_example(space: Space, name: str) -> None:
+    manifest = example(name)
+    manifest["metadata"].pop("namespace", None)
+
+    said = space.kubectl("apply", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(manifest))
+
+    assert "created (server dry run)" in said
+
+
+def test_the_api_server_refuses_every_bad_example_with_the_message_that_it_names(space: Space) -> None:
+    for name in invalid():
+        expected = (EXAMPLES / f"{name}.yaml").read_text().splitlines()[0].removeprefix("# expect: ")
+
+        refusal = space.kubectl.refusal(example(name))
+
+        assert expected in refusal, f"{name}: {refusal}"

@@ -1,0 +1,51 @@
+"""New pods for old ones while clients stream."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.kubectl import PATIENCE
+from cluster.service.space import Space, tiny
+from cluster.service.streams import Stream, client, stream
+
+pytestmark = pytest.mark.cluster
+
+
+async def test_a_rolling_restart_under_load_loses_no_stream(space: Space) -> None:
+    service = tiny("rolling", replicas=2)
+    url = space.serve(service)
+    before = {pod["metadata"]["uid"] for pod in space.pods("rolling")}
+    ended: list[Stream] = []
+    over = asyncio.Event()
+
+    async def keep_streaming() -> None:
+        while not over.is_set():
+            # A new client each time, so that the node balances it anew; its retries come before the first byte only.
+            async with client(url, retries=5) as who:
+                ended.append(await stream(who, "tiny", "once upon a time", max_tokens=300))
+
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(4):
+            clients.create_task(keep_streaming())
+        await asyncio.to_thread(restart, space, service)
+        over.set()
+
+    after = {pod["metadata"]["uid"] for pod in space.pods("rolling")}
+    assert before.isdisjoint(after)
+    assert len(ended) >= 4
+    assert {one.finish_reason for one in ended} <= {"length", "stop"}
+
+
+def restart(space: Space, service: dict[str, object]) -> None:
+    """Roll the pods by a change of their template, and return when the old ones are gone."""
+    old = [pod["metadata"]["name"] for pod in space.pods("rolling")]
+    spec = service["spec"]
+    assert isinstance(spec, dict)
+    spec["podTemplate"]["annotations"] = {"example.com/restart": "now"}
+    space.kubectl.apply(service)
+    space.wait("rolling", "condition=Ready")
+    for pod in old:
+        space.kubectl.wait(f"pod/{pod}", "delete")
+    space.kubectl("rollout", "status", "deployment/rolling", f"--timeout={PATIENCE}")

@@ -1,0 +1,284 @@
+"""The inside of the box: starts a whole Kubernetes node, runs the command, and is its process 1.
+
+Etcd to a Ready node, without certificates of its own making or any rights to give: whoever is in the box is admin.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.testnode import layout, programs
+from cluster.testnode.box import Plan
+from cluster.testnode.errors import Broken
+
+NODE = "node1"
+NODE_IP = "172.31.0.1"  # of a veth pair: the kubelet refuses a loopback address, and dummy devices are not everywhere
+API = f"https://{NODE_IP}:6443"
+SERVICES = "10.96.0.0/16"
+PODS = "10.244.0.0/16"
+READY_WITHIN_S = 120  # fifteen seconds on two idle cores
+POLL_S = 0.1
+
+
+class Node:
+    """The programs of one node, started in their order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.run = plan.run
+        self._plan = plan
+        self._started: dict[int, str] = {}
+        self._deadline = time.monotonic() + READY_WITHIN_S
+        self._tls = ssl.create_default_context()
+        self._tls.check_hostname = False
+        self._tls.verify_mode = ssl.CERT_NONE
+        self.environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        self.environment |= {
+            "PATH": programs.path(list(plan.programs)),
+            "KUBECONFIG": str(self.run / "kubeconfig"),
+            "CONTAINERD_ADDRESS": str(self.run / "containerd.sock"),
+            "CONTAINERD_NAMESPACE": "k8s.io",
+            "HELM_CACHE_HOME": str(self.run / "helm"),
+            "HELM_CONFIG_HOME": str(self.run / "helm"),
+            "HELM_DATA_HOME": str(self.run / "helm"),
+            "SLUICE_TEST_NODE": str(self.run),
+        }
+
+    def start(self) -> None:
+        """Returns when the node is Ready and its images are there.
+
+        Raises:
+            Broken: naming the program that did not come up.
+        """
+        self._lay_out()
+        self._run("openssl", "genrsa", "-out", "sa.key", "2048")
+        self._containerd()
+        trouble: list[Exception] = []
+        importing = threading.Thread(target=self._import_images, args=(trouble,))
+        importing.start()  # beside the control plane, which it does not need
+        self._control_plane()
+        self._kubelet()
+        self._wait("kubelet", self._ready)
+        self._wait("kube-controller-manager", lambda: self._get("/api/v1/namespaces/default/serviceaccounts/default"))
+        importing.join()
+        if trouble:
+            raise trouble[0]
+
+    def name_of(self, process: int) -> str | None:
+        """The program with that process id, if the node started it."""
+        return self._started.get(process)
+
+    def _lay_out(self) -> None:
+        """The network device, and folders that would otherwise be the machine's own."""
+        for line in (
+            "ip link set lo up",
+            "ip link add node0 type veth peer name node0p",
+            "ip link set node0p up",
+            f"ip addr add {NODE_IP}/24 dev node0",
+            "ip link set node0 up",
+            "ip route add default dev node0",
+            "mount --make-rshared /",
+        ):
+            self._run(*line.split())
+        for folder in ("/run", "/var/lib/cni", "/var/log"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self._run("mount", "-t", "tmpfs", "tmpfs", folder)
+        Path("/run/lock").mkdir()
+        Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        (self.run / "cni").mkdir()
+        # Nothing answers: a name is refused at once instead of after a time-out.
+        (self.run / "resolv.conf").write_text("nameserver 127.0.0.1\noptions attempts:1 timeout:1\n")
+
+    def _containerd(self) -> None:
+        bridge = {
+            "type": "bridge",
+            "bridge": "cni0",
+            "isGateway": True,
+            "ipMasq": False,
+            "hairpinMode": True,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": str(self.run / "ipam"),
+                "ranges": [[{"subnet": PODS.replace("/16", "/24")}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }
+        plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        network = {"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}
+        (self.run / "cni" / "10-pods.conflist").write_text(json.dumps(network))
+        # restrict_oom_score_adj: without CAP_SYS_RESOURCE runc could not lower a score and would not start anything.
+        (self.run / "containerd.toml").write_text(f"""version = 3
+root = "{self.run}/containerd"
+state = "{self.run}/containerd-state"
+[grpc]
+address = "{self.run}/containerd.sock"
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = "sluice.test/pause:1"
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "{self.run}/cni"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+BinaryName = "{shutil.which("runc", path=self.environment["PATH"])}"
+SystemdCgroup = false
+""")
+        self._spawn("containerd", "-c", f"{self.run}/containerd.toml")
+
+    def _import_images(self, trouble: list[Exception]) -> None:
+        log = self.run / "import.log"
+        try:
+            self._wait("containerd", self._containerd_answers)
+            with log.open("wb") as out:
+                words = ["ctr", "images", "import", "--local", "-"]
+                importing = subprocess.Popen(words, env=self.environment, stdin=subprocess.PIPE, stdout=out, stderr=out)
+                assert importing.stdin
+                with contextlib.suppress(BrokenPipeError), importing.stdin as stdin:
+                    layout.stream(self._plan.images, stdin)
+        except Broken as error:  # handed to the thread that waits
+            trouble.append(error)
+        else:
+            if importing.wait():
+                trouble.append(Broken(f"ctr images import: {_last_line(log)}"))
+
+    def _containerd_answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as door:
+            door.connect(str(self.run / "containerd.sock"))
+        return not subprocess.run(["ctr", "version"], env=self.environment, capture_output=True, check=False).returncode
+
+    def _control_plane(self) -> None:
+        run, local = self.run, "http://127.0.0.1:2379"
+        (run / "tokens.csv").write_text(f"{self._plan.token},admin,admin,system:masters\n")
+        self._spawn(
+            "etcd", "--data-dir", f"{run}/etcd", "--listen-client-urls", local, "--advertise-client-urls", local,
+            "--listen-peer-urls", "http://127.0.0.1:2380", "--unsafe-no-fsync",
+        )  # fmt: skip
+        self._spawn(
+            "kube-apiserver", "--etcd-servers", local, "--secure-port", "6443", "--bind-address", "0.0.0.0",
+            "--advertise-address", NODE_IP, "--cert-dir", f"{run}/certs", "--service-cluster-ip-range", SERVICES,
+            "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", f"{run}/sa.key",
+            "--service-account-signing-key-file", f"{run}/sa.key", "--token-auth-file", f"{run}/tokens.csv",
+            "--authorization-mode", "Node,RBAC", "--allow-privileged",
+            "--kubelet-preferred-address-types", "InternalIP",
+        )  # fmt: skip
+        self._wait("kube-apiserver", lambda: self._get("/readyz"))
+        cluster = {"server": API, "certificate-authority": f"{run}/certs/apiserver.crt"}
+        (run / "kubeconfig").write_text(json.dumps({
+            "apiVersion": "v1", "kind": "Config", "current-context": "node",
+            "clusters": [{"name": "node", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": self._plan.token}}],
+            "contexts": [{"name": "node", "context": {"cluster": "node", "user": "admin"}}],
+        }))  # fmt: skip
+        self._spawn(
+            "kube-controller-manager", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false",
+            "--service-account-private-key-file", f"{run}/sa.key", "--root-ca-file", f"{run}/certs/apiserver.crt",
+            "--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr", PODS,
+        )  # fmt: skip
+        self._spawn("kube-scheduler", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false")
+
+    def _kubelet(self) -> None:
+        self._wait("containerd", self._containerd_answers)
+        (self.run / "kubelet.yaml").write_text(json.dumps({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "failCgroupV1": False, "failSwapOn": False, "cgroupDriver": "cgroupfs", "cgroupRoot": f"/{self.run.name}",
+            "containerRuntimeEndpoint": f"unix://{self.run}/containerd.sock",
+            "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "localStorageCapacityIsolation": False,
+            # A full disk of the machine is not the node's business: no eviction and no image cleaning for it.
+            "evictionHard": {"memory.available": "100Mi"}, "imageGCHighThresholdPercent": 100,
+            "podLogsDir": f"{self.run}/podlogs", "volumePluginDir": f"{self.run}/volumeplugins",
+            "resolvConf": f"{self.run}/resolv.conf",
+        }))  # fmt: skip
+        self._spawn(
+            "kubelet", "--config", f"{self.run}/kubelet.yaml", "--kubeconfig", f"{self.run}/kubeconfig",
+            "--root-dir", f"{self.run}/kubelet", "--cert-dir", f"{self.run}/pki",
+            "--hostname-override", NODE, "--node-ip", NODE_IP,
+        )  # fmt: skip
+        self._spawn(
+            "kube-proxy", "--kubeconfig", f"{self.run}/kubeconfig", "--proxy-mode", "iptables", "--cluster-cidr", PODS,
+            "--hostname-override", NODE, "--conntrack-max-per-core", "0",
+            "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
+        )  # fmt: skip
+
+    def _ready(self) -> bool:
+        node = self._get(f"/api/v1/nodes/{NODE}")
+        conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
+        return conditions.get("Ready") == "True" and not node["spec"].get("taints")
+
+    def _get(self, path: str) -> Any:
+        request = urllib.request.Request(f"{API}{path}", headers={"Authorization": f"Bearer {self._plan.token}"})
+        with urllib.request.urlopen(request, timeout=5, context=self._tls) as answer:
+            body = answer.read()
+        return json.loads(body) if body[:1] == b"{" else body
+
+    def _wait(self, program: str, done: Callable[[], object]) -> None:
+        while True:
+            with contextlib.suppress(OSError, KeyError):
+                if done():
+                    return
+            for process, name in self._started.items():
+                if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                    raise Broken(f"{name} ended: {_last_line(self.run / f'{name}.log')}")
+            if time.monotonic() > self._deadline:
+                raise Broken(
+                    f"{program} is not ready after {READY_WITHIN_S} s: {_last_line(self.run / f'{program}.log')}"
+                )
+            time.sleep(POLL_S)
+
+    def _spawn(self, program: str, *words: str) -> None:
+        with (self.run / f"{program}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [program, *words], cwd=self.run, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._started[process.pid] = program
+
+    def _run(self, *words: str) -> None:
+        done = subprocess.run(words, cwd=self.run, env=self.environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Broken(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.exists() else []
+    return f"{lines[-1] if lines else 'it said nothing'} (all of it: {log.name})"
+
+
+def main(run: Path, command: Sequence[str]) -> int:
+    """Starts the node, then the command, and stays process 1 until the command ends: its exit code."""
+    begun = time.monotonic()
+    node = Node(Plan.read(run))
+    try:
+        node.start()
+    except Broken as error:
+        print(f"node: {error}", file=sys.stderr)
+        return 1
+    print(f"node: Ready after {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    try:
+        child = subprocess.Popen(command, env=node.environment)
+    except OSError as error:
+        print(f"node: {command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    signal.signal(signal.SIGTERM, lambda *_: child.send_signal(signal.SIGTERM))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command as well, which decides
+    while True:  # process 1 inherits every orphan, such as containerd's shims
+        process, status = os.waitpid(-1, 0)
+        if process == child.pid:
+            return os.waitstatus_to_exitcode(status) & 0xFF
+        name = node.name_of(process)
+        if name:
+            print(f"node: {name} ended: {_last_line(run / f'{name}.log')}", file=sys.stderr, flush=True)
