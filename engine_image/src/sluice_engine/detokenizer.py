@@ -19,6 +19,8 @@ class IncrementalDecoder:
         # Bytes that can never become UTF-8 turn into U+FFFD at once; a character's first bytes wait for the rest.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
+        self.num_characters = 0
+        """Characters decoded so far, those held back included."""
         self.stopped = False
         """Whether a stop string was produced; it and all that follows are not part of the text."""
 
@@ -35,6 +37,7 @@ class IncrementalDecoder:
     def _settle(self, new: str) -> str:
         if self.stopped or not new:
             return ""
+        self.num_characters += len(new)
         if not self._stop:
             return new
         text = self._held + new

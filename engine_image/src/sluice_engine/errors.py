@@ -1,16 +1,17 @@
 """The engine's errors: what a caller did wrong, or what is missing, with its HTTP status and a stable code.
 
-    EngineError
-    ├── InvalidConfig        a file or option the engine was started with
-    ├── ModelUnavailable     weights or tokenizer missing, corrupt, or of an architecture that is not supported
-    └── RequestError         an HTTP answer, as an OpenAI error object
-        ├── InvalidRequest   400  the body breaks a rule; `param` names the field
-        ├── NotFound         404  a model or route that is not here
-        ├── MethodNotAllowed 405  the route takes another method
-        ├── BodyTooLarge     413
-        ├── EngineOverloaded 429  more waits than the engine holds
-        ├── RequestFailed    500  this request failed in the engine; others go on
-        └── EngineNotReady   503  loading, draining or dead
+EngineError
+├── InvalidConfig        a file or option the engine was started with
+├── ModelUnavailable     weights or tokenizer missing, corrupt, or of an architecture that is not supported
+├── SocketUnavailable    the Unix socket cannot be bound
+└── RequestError         an HTTP answer, as an OpenAI error object
+    ├── InvalidRequest   400  the body breaks a rule; `param` names the field
+    ├── NotFound         404  a model or route that is not here
+    ├── MethodNotAllowed 405  the route takes another method
+    ├── BodyTooLarge     413
+    ├── EngineOverloaded 429  more waits than the engine holds
+    ├── RequestFailed    500  this request failed in the engine; others go on
+    └── EngineNotReady   503  loading, draining or dead
 """
 
 from __future__ import annotations
@@ -33,6 +34,14 @@ class ModelUnavailable(EngineError):
     """The model cannot be loaded; the text says what and where. `code` is a stable word for `status.failure`."""
 
     def __init__(self, message: str, code: str = "ModelCorrupt") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class SocketUnavailable(EngineError):
+    """The engine's Unix socket cannot be bound; the text says why and where."""
+
+    def __init__(self, message: str, code: str = "SocketUnavailable") -> None:
         super().__init__(message)
         self.code = code
 

@@ -1,0 +1,172 @@
+"""`python -m sluice_engine --config FILE`: reads the two files, binds the socket, starts the engine, and ends well.
+
+Exit status: 0 after SIGTERM or SIGINT; 2 for a bad option or configuration; 1 when the model cannot be loaded, the
+socket cannot be bound, or the engine fails. Each bad end is one line, `CODE: message`, on standard error and in the
+termination message that Kubernetes shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+
+from sluice_engine.codec import digest, from_json
+from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.core.state import LoadingProgress
+from sluice_engine.errors import InvalidConfig, SocketUnavailable
+from sluice_engine.live_state import Identity
+from sluice_engine.logs import log_to_stderr
+from sluice_engine.metrics import register
+from sluice_engine.publication import LoadedEngine
+from sluice_engine.server import EngineServer, Sources
+from sluice_engine.service import EngineService
+from sluice_engine.socket_file import bound_with_mode, claim
+
+log = logging.getLogger("sluice_engine")
+
+# The gate has drained before SIGTERM comes; what is left gets its error event within this.
+SHUTDOWN_S = 2.0
+
+
+class Parser(argparse.ArgumentParser):
+    """Options whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with 2."""
+        self.exit(2, f"sluice_engine: {message}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The process's exit status."""
+    parser = Parser(prog="python -m sluice_engine", description="Sluice's engine: serves one model on a Unix socket.")
+    parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="engine.json")
+    options = parser.parse_args(argv)
+    log_to_stderr()
+    try:
+        config = from_json(EngineConfig, _read(options.config), options.config.name)
+        live_path = Path(config.live_path)
+        live = from_json(LiveConfig, _read(live_path), live_path.name)
+    except InvalidConfig as error:
+        print(f"InvalidConfig: {error}", file=sys.stderr)  # noqa: T201  # the last words, for a person
+        return 2
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        failure = runner.run(_serve(config, live))
+    if failure is None:
+        return 0
+    code, message = failure
+    last_words = f"{code}: {message}"
+    print(last_words, file=sys.stderr)  # noqa: T201  # likewise
+    try:
+        Path(config.termination_message_path).write_text(last_words + "\n", encoding="utf-8")
+    except OSError as error:
+        log.info("termination message not written", extra={"error": str(error)})
+    return 2 if code == "InvalidConfig" else 1
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidConfig(str(path), f"cannot be read: {error.strerror}") from error
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop  # noqa: PLC0415  # an optional wheel: half the time of each socket operation
+    except ImportError:
+        return None
+    return uvloop.Loop  # type: ignore[no-any-return]  # the stubs are skipped
+
+
+async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | None:
+    """Serve until a signal or a failure; the failure's code and sentence."""
+    path = Path(config.socket_path)
+    try:
+        claim(path)
+    except SocketUnavailable as error:
+        return error.code, str(error)
+    identity = Identity(
+        boot_id=secrets.token_hex(8),
+        served_name=config.model.served_name,
+        engine_config_hash=digest(config),
+        live_config_hash=digest(live),
+    )
+    service = _service(config, live)
+    registry = CollectorRegistry()
+    register(registry, service, identity, version("sluice-engine"))
+    ProcessCollector(registry=registry)
+    GCCollector(registry=registry)
+    sources = Sources(
+        wall_clock_s=lambda: int(time.time()),
+        draw_seed=lambda: secrets.randbits(63),
+        new_request_id=lambda: f"req-{secrets.token_hex(16)}",
+    )
+    app = EngineServer(service, identity, registry, sources).app()
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        with bound_with_mode():
+            await web.UnixSite(runner, str(path)).start()
+    except OSError as error:
+        await runner.cleanup()
+        return "SocketUnavailable", f"{path}: {error.strerror}"
+    log.info("engine starting", extra={"socket": str(path), "model": identity.served_name, "boot_id": identity.boot_id})
+    service.start()
+    await _signal_or_end(service)
+    failure = service.failure
+    service.close()
+    await runner.cleanup()
+    _remove(path)
+    if service.thread_alive():
+        await asyncio.wait({asyncio.ensure_future(service.ended())}, timeout=SHUTDOWN_S)
+    if failure is None and service.thread_alive():
+        log.warning("step in flight cut off")
+        logging.shutdown()
+        os._exit(0)  # the interpreter's own way out would wait for the step
+    log.info("engine ended")
+    return failure
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def _service(config: EngineConfig, live: LiveConfig) -> EngineService:
+    def clock() -> int:
+        return time.monotonic_ns() // 1000
+
+    def load(progress: Callable[[LoadingProgress], None]) -> LoadedEngine:
+        from sluice_engine.start import load_engine  # noqa: PLC0415  # seconds of torch: the server answers meanwhile
+
+        return load_engine(config, live, clock, progress)
+
+    return EngineService(load, clock)
+
+
+async def _signal_or_end(service: EngineService) -> None:
+    """Return at SIGTERM, at SIGINT, or when the engine's thread is done."""
+    signalled = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled.set)
+    tasks = {asyncio.ensure_future(signalled.wait()), asyncio.ensure_future(service.ended())}
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""One call's answer while it grows: streamed frame by frame, or whole. Both settle text in the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sluice_engine.call_stream import CallStream
+from sluice_engine.core.plan import Emission
+from sluice_engine.core.request import Request
+from sluice_engine.errors import RequestError
+from sluice_engine.output import ChoiceOutput
+from sluice_engine.protocol.generation import Generation
+from sluice_engine.protocol.reply import DONE, Choice, FinishReason, Piece, Reply, TokenLogprob, Usage, error_frame
+from sluice_engine.tokenizer import Tokenizer
+
+
+class Writer(Protocol):
+    """Where frames go."""
+
+    async def write(self, data: bytes) -> None:
+        """Send, and wait while the reader is slow."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one emission settled for one choice."""
+
+    index: int
+    piece: Piece | None
+    finish_reason: FinishReason | None
+    """Set once, with the last piece."""
+
+
+@dataclass(slots=True)
+class _Whole:
+    """A choice that is being collected."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason = "length"
+
+
+class Answer:
+    """All choices of one call."""
+
+    def __init__(
+        self, requests: Sequence[Request], tokenizer: Tokenizer, generation: Generation, prompt_tokens: int
+    ) -> None:
+        self._include_usage = generation.include_usage
+        self._prompt_tokens = prompt_tokens
+        self._outputs = {
+            request.id: ChoiceOutput(index, request, tokenizer, generation.stop)
+            for index, request in enumerate(requests)
+        }
+        self._num_open = len(requests)
+
+    async def write(self, stream: CallStream, reply: Reply, writer: Writer) -> None:
+        """Stream it, one write for all choices that a step moved on. An error is the last frame: no [DONE] follows."""
+        frames = [reply.opening(index) for index in range(len(self._outputs))]
+        if any(frames):
+            await writer.write(b"".join(frames))
+        frames.clear()
+        try:
+            while self._num_open:
+                for emission in await stream.next():
+                    frames.extend(_frames(reply, self._take(stream, emission)))
+                if frames and self._num_open:
+                    await writer.write(b"".join(frames))
+                    frames.clear()
+        except RequestError as error:
+            frames.append(error_frame(error))
+        else:
+            if self._include_usage:
+                frames.append(reply.usage(self._usage()))
+            frames.append(DONE)
+        await writer.write(b"".join(frames))
+
+    async def whole(self, stream: CallStream, reply: Reply) -> dict[str, object]:
+        """The body, once all choices have ended.
+
+        Raises:
+            RequestError: one of them failed; the others are worth nothing alone.
+        """
+        choices = [_Whole() for _ in self._outputs]
+        while self._num_open:
+            for emission in await stream.next():
+                progress = self._take(stream, emission)
+                choice = choices[progress.index]
+                if progress.piece is not None:
+                    choice.texts.append(progress.piece.text)
+                    choice.logprobs.extend(progress.piece.logprobs)
+                if progress.finish_reason is not None:
+                    choice.finish_reason = progress.finish_reason
+        return reply.whole(
+            [
+                Choice(index, "".join(choice.texts), tuple(choice.logprobs), choice.finish_reason)
+                for index, choice in enumerate(choices)
+            ],
+            self._usage(),
+        )
+
+    def _take(self, stream: CallStream, emission: Emission) -> Progress:
+        """What an emission settles; nothing for a choice that has ended."""
+        output = self._outputs[emission.request.id]
+        if output.has_ended():
+            return Progress(output.index, None, None)
+        piece = output.push(emission)
+        finish_reason = output.finish_reason
+        if finish_reason is not None:
+            self._num_open -= 1
+            stream.stop(emission.request.id)
+        return Progress(output.index, piece, finish_reason)
+
+    def _usage(self) -> Usage:
+        return Usage(self._prompt_tokens, sum(output.num_tokens for output in self._outputs.values()))
+
+
+def _frames(reply: Reply, progress: Progress) -> list[bytes]:
+    frames = [] if progress.piece is None else [reply.piece(progress.index, progress.piece)]
+    if progress.finish_reason is not None:
+        frames.append(reply.closing(progress.index, progress.finish_reason))
+    return frames

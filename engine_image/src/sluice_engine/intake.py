@@ -1,0 +1,118 @@
+"""From a typed call to requests for the engine: chat template, token ids, lengths that fit, seeds. No I/O.
+
+Everything that can be refused is refused here, before the engine hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice_engine.core.fit import largest_output_tokens, unfit_reason
+from sluice_engine.core.request import Request
+from sluice_engine.errors import InvalidRequest
+from sluice_engine.protocol.chat import ChatCall
+from sluice_engine.protocol.completions import CompletionCall
+from sluice_engine.protocol.generation import Generation
+from sluice_engine.publication import LoadedEngine
+from sluice_engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt's token ids, and where it stood in the body."""
+
+    tokens: list[int]
+    param: str
+
+
+def chat_prompt(messages: Sequence[Mapping[str, object]], tokenizer: Tokenizer) -> Prompt:
+    """The prompt that the model's chat template makes of a conversation.
+
+    Raises:
+        InvalidRequest: the template refuses it, or the model has none.
+    """
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(
+            "this model has no chat template; /v1/completions takes prompts", param="messages", code="no_chat_template"
+        )
+    text = tokenizer.chat_template.render(messages, clock=time.monotonic)
+    return Prompt(tokenizer.encode(text, add_special=False), "messages")
+
+
+def chat_prompts(call: ChatCall, tokenizer: Tokenizer) -> list[Prompt]:
+    """The one prompt of a chat call.
+
+    Raises:
+        InvalidRequest: as `chat_prompt`.
+    """
+    return [chat_prompt(call.messages, tokenizer)]
+
+
+def completion_prompts(call: CompletionCall, tokenizer: Tokenizer) -> list[Prompt]:
+    """The prompts of a completion call."""
+    return [
+        Prompt(
+            tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else list(prompt),
+            param,
+        )
+        for prompt, param in zip(call.prompts, call.prompt_params, strict=True)
+    ]
+
+
+def requests_of(
+    prompts: Sequence[Prompt],
+    generation: Generation,
+    engine: LoadedEngine,
+    *,
+    request_id: str,
+    arrival_us: int,
+    draw_seed: Callable[[], int],
+) -> list[Request]:
+    """One request for each choice of each prompt, in the order of the reply's indices.
+
+    Raises:
+        InvalidRequest: a prompt is empty, holds ids the model does not know, or cannot ever fit.
+    """
+    seed = generation.seed if generation.seed is not None else draw_seed()
+    requests: list[Request] = []
+    for prompt in prompts:
+        max_tokens = _max_tokens(prompt, generation, engine)
+        for choice in range(generation.n):
+            sampling = generation.sampling(
+                max_tokens=max_tokens, seed=seed, choice=choice, eos_ids=engine.tokenizer.eos_ids
+            )
+            requests.append(
+                Request(
+                    id=f"{request_id}/{len(requests)}",
+                    tokens=list(prompt.tokens),
+                    num_prompt=len(prompt.tokens),
+                    sampling=sampling,
+                    arrival_us=arrival_us,
+                    gate_id=request_id,
+                )
+            )
+    return requests
+
+
+def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) -> int:
+    num_prompt = len(prompt.tokens)
+    if not prompt.tokens:
+        raise InvalidRequest(f"{prompt.param}: holds no tokens", param=prompt.param)
+    unknown = next((token for token in prompt.tokens if not 0 <= token < engine.vocab_size), None)
+    if unknown is not None:
+        raise InvalidRequest(
+            f"{prompt.param}: {unknown} is not a token id; the model has 0 to {engine.vocab_size - 1}",
+            param=prompt.param,
+        )
+    most = largest_output_tokens(num_prompt, max_length_tokens=engine.max_length_tokens, pool_tokens=engine.pool_tokens)
+    max_tokens = most if generation.max_tokens is None else generation.max_tokens
+    problem = unfit_reason(
+        num_prompt, max(1, max_tokens), max_length_tokens=engine.max_length_tokens, pool_tokens=engine.pool_tokens
+    )
+    if problem is not None:
+        # Where not even one token fits beside the prompt, the prompt is what must be shortened.
+        param = prompt.param if most < 1 else generation.max_tokens_param
+        raise InvalidRequest(f"{param}: {problem}", param=param, code="context_length_exceeded")
+    return max_tokens

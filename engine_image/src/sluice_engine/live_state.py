@@ -1,0 +1,57 @@
+"""`/state` and `/steps`: what the engine's thread published, and what only a reader can tell: how long a step runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_engine.codec import encode
+from sluice_engine.core.state import SCHEMA_VERSION, EngineState
+from sluice_engine.service import EngineService
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What names this engine for as long as it runs."""
+
+    boot_id: str
+    served_name: str
+    engine_config_hash: str
+    live_config_hash: str
+
+
+def engine_state(service: EngineService, identity: Identity) -> EngineState:
+    """The whole document, as of now."""
+    engine, published = service.engine, service.publication
+    return EngineState(
+        schema_version=SCHEMA_VERSION,
+        boot_id=identity.boot_id,
+        seq=published.seq if published is not None else 0,
+        phase=service.phase,
+        failure=": ".join(service.failure) if service.failure is not None else "",
+        model=identity.served_name,
+        max_length_tokens=engine.max_length_tokens if engine is not None else 0,
+        step=published.step if published is not None else 0,
+        step_running_us=service.step_running_us(),
+        step_predicted_us=engine.loop.step_predicted_us if engine is not None else 0,
+        hung=service.hung(),
+        pool=published.pool if published is not None else None,
+        running_requests=published.running_requests if published is not None else 0,
+        waiting_requests=published.waiting_requests if published is not None else 0,
+        waiting_tokens=published.waiting_tokens if published is not None else 0,
+        preemptions_total=published.preemptions_total if published is not None else 0,
+        derived=engine.derived if engine is not None else None,
+        step_cost=engine.step_cost if engine is not None else None,
+        decode_curve_us=engine.decode_curve_us if engine is not None else (),
+        table_digest=engine.table_digest if engine is not None else "",
+        engine_config_hash=identity.engine_config_hash,
+        live_config_hash=identity.live_config_hash,
+        loading=service.progress,
+        requests=published.requests if published is not None else (),
+        finished=published.finished if published is not None else (),
+    )
+
+
+def last_steps(service: EngineService, count: int) -> list[Any]:
+    """The last step records, oldest first."""
+    return [encode(record) for record in service.engine.loop.trace.last(count)] if service.engine is not None else []

@@ -1,0 +1,126 @@
+"""`sluice_engine_*`: series made at scrape time from what the engine's thread published last. It counts nothing itself.
+
+Every name has its line in docs/metrics.md; a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from sluice_engine.core.state import LoadingProgress
+from sluice_engine.counters import CountersCopy, HistogramCopy
+from sluice_engine.live_state import Identity
+from sluice_engine.publication import LoadedEngine, Publication
+from sluice_engine.service import EngineService
+
+PHASES = ("loading", "ready", "draining", "failed")
+
+
+class EngineCollector(Collector):
+    """The engine's series. Absent is a value: before the model is loaded there is no pool to report."""
+
+    def __init__(self, service: EngineService, identity: Identity, version: str) -> None:
+        self._service = service
+        self._identity = identity
+        self._version = version
+
+    def collect(self) -> Iterator[Metric]:
+        """All series, from one published copy."""
+        service = self._service
+        yield _info("build", "Version of the engine.", {"version": self._version})
+        yield _info("model", "The served model.", {"name": self._identity.served_name})
+        phase = GaugeMetricFamily("sluice_engine_phase", "1 for the phase the engine is in.", labels=["phase"])
+        for name in PHASES:
+            phase.add_metric([name], float(service.phase == name))
+        yield phase
+        yield _gauge("hung", "1 while a step has outlived max(10 s, 20 x predicted).", float(service.hung()))
+        yield _gauge("step_running_seconds", "How long the step in flight has run.", service.step_running_us() / 1e6)
+        yield from _loading(service.progress)
+        if service.engine is not None:
+            yield from _limits(service.engine)
+        if service.publication is not None:
+            yield from _published(service.publication)
+            yield from _counted(service.publication.counters)
+
+
+def register(registry: CollectorRegistry, service: EngineService, identity: Identity, version: str) -> None:
+    """Add the engine's series to a registry."""
+    registry.register(EngineCollector(service, identity, version))
+
+
+def _loading(progress: LoadingProgress) -> Iterator[Metric]:
+    yield _gauge("loading_bytes", "Bytes of weights loaded so far.", progress.bytes_done)
+    yield _gauge("loading_total_bytes", "Bytes of weights to load.", progress.bytes_total)
+
+
+def _limits(engine: LoadedEngine) -> Iterator[Metric]:
+    derived = engine.derived
+    yield _gauge("slo_feasible", "1 when the promise can be kept by the measured step times.", float(derived.feasible))
+    yield _gauge("prefill_chunk_ceiling_tokens", "Most prefill tokens beside decodes.", derived.chunk_ceiling_tokens)
+    yield _gauge("token_budget_tokens", "Most tokens of one step.", derived.token_budget)
+    yield _gauge("max_sequences", "Most requests that run at once.", derived.max_sequences)
+
+
+def _published(published: Publication) -> Iterator[Metric]:
+    pool = published.pool
+    requests = GaugeMetricFamily("sluice_engine_requests", "Requests in the engine by status.", labels=["status"])
+    requests.add_metric(["running"], published.running_requests)
+    requests.add_metric(["waiting"], published.waiting_requests)
+    yield requests
+    yield _gauge("waiting_tokens", "Tokens of waiting requests still to be computed.", published.waiting_tokens)
+    yield _gauge("kv_blocks", "KV blocks of the pool.", pool.total_blocks)
+    yield _gauge("kv_free_blocks", "KV blocks that no request holds.", pool.free_blocks)
+    yield _gauge("kv_block_tokens", "Tokens whose KV one block holds.", pool.block_tokens)
+    yield _counter("steps", "Steps planned.", published.step)
+    yield _counter("failed_steps", "Steps that the device failed.", published.failed_steps_total)
+    yield _counter("preemptions", "Requests preempted to free KV blocks.", published.preemptions_total)
+    yield _counter("recomputed_tokens", "Tokens whose KV was dropped by preemption.", published.recomputed_tokens_total)
+    yield _gauge("step_predicted_seconds", "Predicted time of the last step.", published.last_predicted_us / 1e6)
+    yield _gauge("step_real_seconds", "Real time of the last step.", published.last_real_us / 1e6)
+    yield _counter("runner_seconds", "Time in the model's steps.", published.runner_us_total / 1e6)
+    overhead_us = published.host_us_total + published.counters.delivery_us
+    yield _counter("loop_overhead_seconds", "Time of the loop outside the model.", overhead_us / 1e6)
+
+
+def _counted(counters: CountersCopy) -> Iterator[Metric]:
+    yield _counter("prompt_tokens", "Prompt tokens of requests that got their first token.", counters.prompt_tokens)
+    yield _counter("output_tokens", "Tokens sampled for callers.", counters.output_tokens)
+    outcomes = CounterMetricFamily("sluice_engine_requests_ended", "Requests ended, by outcome.", labels=["outcome"])
+    for outcome, count in counters.outcomes.items():
+        outcomes.add_metric([outcome], count)
+    yield outcomes
+    yield _histogram("step_duration_seconds", "Time of a step on the device.", counters.step)
+    yield _histogram("time_to_first_token_seconds", "From arrival in the engine to the first token.", counters.ttft)
+    yield _histogram("inter_token_latency_seconds", "Between two tokens of one request.", counters.itl)
+    yield _histogram("queue_time_seconds", "From arrival in the engine to the first step.", counters.queue)
+
+
+def _info(name: str, documentation: str, value: dict[str, str]) -> Metric:
+    return InfoMetricFamily(f"sluice_engine_{name}", documentation, value=value)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"sluice_engine_{name}", documentation, value=value)
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(f"sluice_engine_{name}", documentation, value=value)
+
+
+def _histogram(name: str, documentation: str, copy: HistogramCopy) -> Metric:
+    buckets: list[tuple[str, float]] = []
+    total = 0
+    for bound, count in zip((*copy.bounds_us, None), copy.counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound is None else f"{bound / 1e6:g}", total))
+    return HistogramMetricFamily(f"sluice_engine_{name}", documentation, buckets=buckets, sum_value=copy.sum_us / 1e6)

@@ -1,0 +1,71 @@
+"""From emissions to an answer: text as it is settled, log probabilities, and how it ended. One object a choice."""
+
+from __future__ import annotations
+
+from sluice_engine.core.plan import Emission
+from sluice_engine.core.request import Outcome, Request
+from sluice_engine.errors import EngineNotReady, RequestError, RequestFailed
+from sluice_engine.protocol.reply import FinishReason, Piece, TokenLogprob
+from sluice_engine.tokenizer import Tokenizer
+
+
+class ChoiceOutput:
+    """What came of one request so far."""
+
+    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self.index = index
+        """Among all choices of the call."""
+        self.request = request
+        self.num_tokens = 0
+        """Tokens sampled, the one that ended the answer included."""
+        self.finish_reason: FinishReason | None = None
+        self._token_bytes = tokenizer.token_bytes
+        self._decoder = tokenizer.decoder(stop)
+        self._logprobs: list[TokenLogprob] = []
+
+    def has_ended(self) -> bool:
+        """Whether the answer is complete."""
+        return self.finish_reason is not None
+
+    def push(self, emission: Emission) -> Piece | None:
+        """The text that this emission settles; None when it settles none. Nothing after the end.
+
+        Raises:
+            RequestError: the request failed or was ended from outside.
+        """
+        if self.has_ended():
+            return None
+        text = ""
+        if emission.token_id is not None:
+            text = self._token(emission.token_id, emission.logprob)
+        if self._decoder.stopped:
+            self.finish_reason = "stop"
+        elif emission.outcome is not None:
+            text += self._end(emission)
+        if not text and (self.finish_reason is None or not self._logprobs):
+            return None
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Piece(text, logprobs)
+
+    def _token(self, token_id: int, logprob: float | None) -> str:
+        self.num_tokens += 1
+        if logprob is not None:
+            # Kept until text is settled, so that a chunk's tokens are those that made its text.
+            entry = TokenLogprob(self._token_bytes[token_id], logprob, self._decoder.num_characters)
+            self._logprobs.append(entry)
+        return self._decoder.push(token_id)
+
+    def _end(self, emission: Emission) -> str:
+        if emission.outcome not in {Outcome.STOP, Outcome.LENGTH}:
+            raise _error(emission)
+        if emission.outcome is Outcome.STOP:
+            self.num_tokens += 1  # the stop token was sampled too; it is not part of the text
+        text = self._decoder.finish()
+        self.finish_reason = "stop" if self._decoder.stopped or emission.outcome is Outcome.STOP else "length"
+        return text
+
+
+def _error(emission: Emission) -> RequestError:
+    if emission.outcome is Outcome.FAILED:
+        return RequestFailed(emission.request.error or "the request failed in the engine")
+    return EngineNotReady("the engine ended this request")

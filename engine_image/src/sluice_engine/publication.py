@@ -1,0 +1,105 @@
+"""The engine's live state as its own thread saw it after a step: immutable copies that other threads may read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.request import Request, RequestStatus
+from sluice_engine.core.state import DerivedLimits, FinishedState, PoolState, RequestState, StepCost
+from sluice_engine.counters import Counters, CountersCopy
+from sluice_engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedEngine:
+    """An engine that can run: its loop, and what was found out while it started."""
+
+    loop: EngineLoop
+    tokenizer: Tokenizer
+    derived: DerivedLimits
+    step_cost: StepCost
+    decode_curve_us: tuple[tuple[int, int], ...]
+    """(decode batch, µs of a step that only decodes)."""
+    table_digest: str
+    vocab_size: int
+    """The model's: token ids of a prompt are below this."""
+    close: Callable[[], None]
+    """Frees the device."""
+
+    @property
+    def max_length_tokens(self) -> int:
+        """Longest prompt + output."""
+        return self.loop.scheduler.max_length_tokens
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of the whole pool."""
+        return self.loop.scheduler.pool.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """One copy."""
+
+    seq: int
+    step: int
+    pool: PoolState
+    running_requests: int
+    waiting_requests: int
+    waiting_tokens: int
+    preemptions_total: int
+    recomputed_tokens_total: int
+    failed_steps_total: int
+    runner_us_total: int
+    host_us_total: int
+    last_predicted_us: int
+    last_real_us: int
+    requests: tuple[RequestState, ...]
+    finished: tuple[FinishedState, ...]
+    counters: CountersCopy
+
+
+def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publication:
+    """A copy of everything as it stands; only the thread that owns the loop may ask."""
+    scheduler = loop.scheduler
+    requests = list(scheduler.requests.values())
+    waiting = [request for request in requests if request.status is RequestStatus.WAITING]
+    return Publication(
+        seq=seq,
+        step=scheduler.step,
+        pool=PoolState(
+            block_tokens=scheduler.pool.block_tokens,
+            total_blocks=scheduler.pool.num_blocks,
+            free_blocks=scheduler.pool.num_free,
+        ),
+        running_requests=len(requests) - len(waiting),
+        waiting_requests=len(waiting),
+        waiting_tokens=sum(request.num_tokens for request in waiting),
+        preemptions_total=scheduler.preemptions_total,
+        recomputed_tokens_total=scheduler.recomputed_tokens_total,
+        failed_steps_total=loop.failed_steps_total,
+        runner_us_total=loop.runner_us_total,
+        host_us_total=loop.host_us_total,
+        last_predicted_us=loop.last_plan.predicted_us if loop.last_plan is not None else 0,
+        last_real_us=loop.last_real_us,
+        requests=tuple(map(_request_state, requests)),
+        finished=tuple(loop.finished),
+        counters=counters.copy(),
+    )
+
+
+def _request_state(request: Request) -> RequestState:
+    return RequestState(
+        id=request.gate_id or request.id,
+        choice=request.sampling.choice,
+        status="running" if request.status is RequestStatus.RUNNING else "waiting",
+        prompt_tokens=request.num_prompt,
+        computed_tokens=request.num_computed,
+        output_tokens=request.num_output,
+        max_tokens=request.sampling.max_tokens,
+        blocks=len(request.blocks),
+        incarnation=request.incarnation,
+        preemptions=request.num_preemptions,
+    )

@@ -1,0 +1,300 @@
+"""HTTP over the Unix socket: routes, bodies, streams, and the one place where errors become answers.
+
+It parses with `protocol`, prepares with `intake`, runs with `service`, and writes what `output` settles. Work that
+takes long (large bodies, long prompts) goes to a small pool of threads, so that all other streams keep flowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+from sluice_engine.answer import Answer
+from sluice_engine.codec import encode
+from sluice_engine.errors import (
+    BodyTooLarge,
+    EngineNotReady,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    RequestError,
+)
+from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, completion_prompts, requests_of
+from sluice_engine.live_state import Identity, engine_state, last_steps
+from sluice_engine.protocol.body import parse_object
+from sluice_engine.protocol.chat import ChatReply, parse_chat, parse_messages
+from sluice_engine.protocol.completions import CompletionReply, parse_completion
+from sluice_engine.protocol.generation import Generation
+from sluice_engine.protocol.reply import Reply, ReplyHead
+from sluice_engine.publication import LoadedEngine
+from sluice_engine.service import EngineService
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 * 2**20
+# Below this, parsing and encoding take under a millisecond: less than handing the work to another thread and back.
+INLINE_BYTES = 4096
+MAX_STEPS_SHOWN = 4096
+
+REQUEST_ID_HEADER = "x-sluice-request-id"
+REQUEST_ID = web.RequestKey("request_id", str)
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """What the server takes from the world."""
+
+    wall_clock_s: Callable[[], int]
+    draw_seed: Callable[[], int]
+    new_request_id: Callable[[], str]
+
+
+class EngineServer:
+    """One engine's HTTP side."""
+
+    def __init__(
+        self,
+        service: EngineService,
+        identity: Identity,
+        registry: CollectorRegistry,
+        sources: Sources,
+    ) -> None:
+        self._service = service
+        self._identity = identity
+        self._registry = registry
+        self._sources = sources
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._created_s = sources.wall_clock_s()
+
+    def app(self) -> web.Application:
+        """The application; run it with handler_cancellation, or a client that leaves is not noticed."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self.chat),
+                web.post("/v1/completions", self.completions),
+                web.post("/tokenize", self.tokenize),
+                web.get("/v1/models", self.models),
+                web.get("/health", self.health),
+                web.get("/metrics", self.metrics),
+                web.get("/state", self.state),
+                web.get("/steps", self.steps),
+            ]
+        )
+        app.on_cleanup.append(self._cleanup)
+        return app
+
+    # ------------------------------------------------------------------ generation
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """`/v1/chat/completions`."""
+        request_id = self._request_id(http)
+        engine = self._service.loaded()
+        raw = await http.read()
+        arrival_us = self._service.clock()
+        call = await self._off_loop(len(raw), lambda: parse_chat(raw))
+        self._check_model(call.model)
+        prompts = await self._off_loop(len(raw), lambda: chat_prompts(call, engine.tokenizer))
+        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.generation)
+        reply = ChatReply(head)
+        return await self._generate(http, engine, prompts, call.generation, reply, arrival_us)
+
+    async def completions(self, http: web.Request) -> web.StreamResponse:
+        """`/v1/completions`."""
+        request_id = self._request_id(http)
+        engine = self._service.loaded()
+        raw = await http.read()
+        arrival_us = self._service.clock()
+        call = await self._off_loop(len(raw), lambda: parse_completion(raw))
+        self._check_model(call.model)
+        prompts = await self._off_loop(len(raw), lambda: completion_prompts(call, engine.tokenizer))
+        head = self._head(f"cmpl-{request_id.removeprefix('req-')}", call.generation)
+        reply = CompletionReply(head)
+        return await self._generate(http, engine, prompts, call.generation, reply, arrival_us)
+
+    async def _generate(
+        self,
+        http: web.Request,
+        engine: LoadedEngine,
+        prompts: Sequence[Prompt],
+        generation: Generation,
+        reply: Reply,
+        arrival_us: int,
+    ) -> web.StreamResponse:
+        request_id = http[REQUEST_ID]
+        requests = requests_of(
+            prompts,
+            generation,
+            engine,
+            request_id=request_id,
+            arrival_us=arrival_us,
+            draw_seed=self._sources.draw_seed,
+        )
+        answer = Answer(requests, engine.tokenizer, generation, sum(len(prompt.tokens) for prompt in prompts))
+        with self._service.submit(requests) as stream:
+            if generation.stream:
+                response = _event_stream(request_id)
+                await response.prepare(http)
+                await answer.write(stream, reply, response)
+                await response.write_eof()
+                return response
+            body = await answer.whole(stream, reply)
+        return _json(body, request_id)
+
+    def _head(self, reply_id: str, generation: Generation) -> ReplyHead:
+        return ReplyHead(
+            id=reply_id,
+            model=self._identity.served_name,
+            created_s=self._sources.wall_clock_s(),
+            system_fingerprint=f"fp_{self._identity.engine_config_hash}",
+            logprobs=generation.logprobs,
+            include_usage=generation.include_usage,
+        )
+
+    def _request_id(self, http: web.Request) -> str:
+        given = http.headers.get(REQUEST_ID_HEADER)
+        request_id = self._sources.new_request_id() if given is None else given
+        if not _REQUEST_ID.fullmatch(request_id):
+            raise InvalidRequest(
+                f"header {REQUEST_ID_HEADER} must be 1 to 128 letters, digits or . _ : -", param=REQUEST_ID_HEADER
+            )
+        http[REQUEST_ID] = request_id
+        return request_id
+
+    def _check_model(self, model: str) -> None:
+        served = self._identity.served_name
+        if model != served:
+            raise NotFound(
+                f"the model {json.dumps(model)[:100]} does not exist; this engine serves {served}",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def _off_loop(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """The result of `work`, done in the pool where it may take long."""
+        if num_bytes <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    # ------------------------------------------------------------------ everything else
+
+    async def tokenize(self, http: web.Request) -> web.StreamResponse:
+        """`/tokenize`: the token ids of a prompt, or of a conversation as the chat template writes it."""
+        engine = self._service.loaded()
+        raw = await http.read()
+
+        def work() -> list[int]:
+            fields = parse_object(raw)
+            model = fields.text("model")
+            if model is not None:
+                self._check_model(model)
+            prompt = fields.text("prompt")
+            if (prompt is None) == (fields.value("messages") is None):
+                fields.refuse("prompt", "give exactly one of prompt, messages", "missing_required_parameter")
+            messages = parse_messages(fields) if prompt is None else ()
+            fields.end()
+            if prompt is None:
+                return chat_prompt(messages, engine.tokenizer).tokens
+            return engine.tokenizer.encode(prompt, add_special=True)
+
+        tokens = await self._off_loop(len(raw), work)
+        return _json({"count": len(tokens), "max_model_len": engine.max_length_tokens, "tokens": tokens})
+
+    async def models(self, _http: web.Request) -> web.StreamResponse:
+        """`/v1/models`: the one model."""
+        engine = self._service.loaded()
+        model = {
+            "id": self._identity.served_name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "sluice",
+            "max_model_len": engine.max_length_tokens,
+        }
+        return _json({"object": "list", "data": [model]})
+
+    async def health(self, _http: web.Request) -> web.StreamResponse:
+        """`/health`: 200 when requests are taken."""
+        self._service.loaded()
+        if self._service.hung():
+            raise EngineNotReady("a step has been running far beyond its predicted time")
+        return _json({"status": "ready"})
+
+    async def metrics(self, _http: web.Request) -> web.StreamResponse:
+        """`/metrics`: in the plain text format, so that the gate can put its own page before it."""
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def state(self, _http: web.Request) -> web.StreamResponse:
+        """`/state`: `EngineState`, also while a step or the start runs."""
+        return _json(encode(engine_state(self._service, self._identity)))
+
+    async def steps(self, http: web.Request) -> web.StreamResponse:
+        """`/steps?last=N`: the last step records, oldest first."""
+        text = http.query.get("last", "100")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STEPS_SHOWN):
+            raise InvalidRequest(f"last must be 1 to {MAX_STEPS_SHOWN}", param="last")
+        return _json({"steps": last_steps(self._service, int(text))})
+
+    async def _cleanup(self, _app: web.Application) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _event_stream(request_id: str) -> web.StreamResponse:
+    return web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            REQUEST_ID_HEADER: request_id,
+        }
+    )
+
+
+def _json(body: object, request_id: str | None = None, status: int = 200) -> web.Response:
+    return web.Response(
+        status=status,
+        body=json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(),
+        headers={
+            "Content-Type": "application/json",
+            **({REQUEST_ID_HEADER: request_id} if request_id is not None else {}),
+        },
+    )
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error as an OpenAI error object."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        answer = error
+    except web.HTTPRequestEntityTooLarge:
+        answer = BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        answer = MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}")
+    except web.HTTPNotFound:
+        answer = NotFound(f"there is no {request.path[:100]} here")
+    except web.HTTPException as error:
+        answer = InvalidRequest(error.reason)
+    except ConnectionError:
+        raise  # the client has left: there is nobody to answer
+    except Exception:
+        log.exception("request failed", extra={"path": request.path})
+        answer = RequestError("internal error")
+    with contextlib.suppress(KeyError):
+        return _json(answer.body(), request[REQUEST_ID], answer.status)
+    return _json(answer.body(), status=answer.status)
