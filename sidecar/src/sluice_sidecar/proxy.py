@@ -124,6 +124,7 @@ class Proxy:
                     return await self._stream(call, upstream, permit, times)
                 return await self._whole(call, upstream, permit, times)
         except EngineUnreachable as error:
+            self._engine.poke()
             call.outcome = "failed"
             if error.refused:
                 return Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")

@@ -156,10 +156,8 @@ class SluiceEngine:
                 method, _ORIGIN + path, headers=headers, data=body, allow_redirects=False
             )
         except aiohttp.ClientConnectorError as error:
-            self.poke()
             raise EngineUnreachable(str(error), refused=True) from error
         except (aiohttp.ClientError, ConnectionError) as error:
-            self.poke()
             raise EngineUnreachable(str(error), refused=False) from error
         try:
             yield response
