@@ -7,6 +7,7 @@ the functions in `_METHODS` and `_FUNCTIONS`. Source: the language definition at
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -54,6 +55,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@functools.cache
 def compile_rule(source: str) -> Node:
     """A function from variables (`self`, `oldSelf`) to the rule's value.
 
@@ -97,6 +99,13 @@ class _Parser:
                 f"expected {text or 'the end'!r}, found {self.tokens[self.position][1]!r} in {self.source!r}"
             )
         self.position += 1
+
+    def name(self) -> str:
+        kind, text = self.tokens[self.position]
+        if kind != "name":
+            raise CelError(f"expected a name, found {text!r} in {self.source!r}")
+        self.position += 1
+        return text
 
     def either(self) -> Node:
         node = self.both()
@@ -167,15 +176,13 @@ class _Parser:
 
     def postfix(self, node: Node) -> Node:
         while self.take("."):
-            _, name = self.tokens[self.position]
-            self.position += 1
+            name = self.name()
             node = self.method(node, name) if self.take("(") else _field(node, name)
         return node
 
     def method(self, target: Node, name: str) -> Node:
         if name == "all":
-            _, variable = self.tokens[self.position]
-            self.position += 1
+            variable = self.name()
             self.expect(",")
             body = self.either()
             self.expect(")")

@@ -75,6 +75,11 @@ class LocalPod:
         """Where the gate answers `/state`, `/steps` and `/metrics`, once `wait_ready` has returned."""
         return self._admin_url
 
+    @property
+    def engine_socket(self) -> str:
+        """The engine's own socket, past the gate: for measurements."""
+        return str(Path(self._paths.run_dir) / "engine.sock")
+
     def log_path(self, program: str) -> Path:
         """The log of `engine` or `gate`; gone after the end."""
         return self._folder / f"{program}.log"

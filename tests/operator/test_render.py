@@ -1,0 +1,184 @@
+"""The objects that a service becomes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import operator_scene as scene
+from sluice_engine import codec
+from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_operator.files import Paths, files
+from sluice_operator.pod_template import grace_period_s
+from sluice_operator.render import objects
+from sluice_sidecar.config import GateConfig
+
+HERE = Path(__file__).parent
+GOLDEN = runpy.run_path(str(HERE / "golden.py"))["rendered"]()
+
+
+def by_kind(spec: Any) -> dict[str, Any]:
+    return {item["kind"]: item for item in objects(spec, scene.IMAGES)}
+
+
+def pod_of(spec: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = by_kind(spec)["Deployment"]["spec"]["template"]["spec"]
+    return pod
+
+
+@pytest.mark.parametrize("name", sorted(GOLDEN))
+def test_the_golden_file_is_what_is_rendered(name: str) -> None:
+    assert (HERE / "golden" / name).read_text() == GOLDEN[name], "`make golden` rewrites it; review reads the diff"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in (HERE / "golden").glob("*.yaml")} == set(GOLDEN)
+
+
+def test_the_programs_read_the_very_files_that_are_rendered() -> None:
+    spec = scene.example("full")
+    maps = {item["metadata"]["name"]: item for item in objects(spec, scene.IMAGES) if item["kind"] == "ConfigMap"}
+    data = {key: text for item in maps.values() for key, text in item["data"].items()}
+    expected = files(spec, Paths())
+
+    assert codec.from_json(EngineConfig, data["engine.json"], "engine") == expected.engine
+    assert codec.from_json(GateConfig, data["gate.json"], "gate") == expected.gate
+    assert codec.from_json(LiveConfig, data["live.json"], "live") == expected.live
+
+
+@given(
+    chunk=st.none() | st.integers(16, 100_000),
+    replicas=st.integers(0, 1000),
+    capacity=st.integers(1, 10**12),
+    count=st.integers(0, 1),
+    drain_s=st.integers(1, 3600),
+)
+def test_the_same_spec_gives_the_same_bytes(
+    chunk: int | None, replicas: int, capacity: int, count: int, drain_s: int
+) -> None:
+    changes: dict[str, Any] = {
+        "replicas": replicas,
+        "cache": {"capacity": capacity},
+        "accelerator": {"count": count},
+        "rollout": {"drainTimeout": f"{drain_s}s"},
+        "scheduling": {} if chunk is None else {"prefillChunkTokens": chunk},
+    }
+
+    first, second = (objects(scene.spec(changes), scene.IMAGES) for _ in range(2))
+
+    assert [codec.to_json(item) for item in first] == [codec.to_json(item) for item in second]
+
+
+@pytest.mark.parametrize(
+    ("changes", "config_moves", "live_moves"),
+    [
+        pytest.param({"slo": {"interTokenLatency": "100ms"}}, False, True, id="a promise moves only the live file"),
+        pytest.param({"scheduling": {"prefillChunkTokens": 64}}, False, True, id="a chunk moves only the live file"),
+        pytest.param({"scheduling": {"maxSequences": 8}}, True, False, id="the batch moves the engine's file"),
+        pytest.param({"cache": {"memoryPercent": 50}}, True, False, id="the cache moves the engine's file"),
+        pytest.param({"rollout": {"drainTimeout": "60s"}}, True, False, id="the drain moves the gate's file"),
+        pytest.param({"replicas": 5}, False, False, id="scaling moves no file"),
+        pytest.param({"podTemplate": {"labels": {"a": "b"}}}, False, False, id="a label moves no file"),
+    ],
+)
+def test_a_change_moves_the_file_that_it_belongs_to(
+    changes: dict[str, Any], *, config_moves: bool, live_moves: bool
+) -> None:
+    def names(spec: Any) -> tuple[str, str]:
+        config, live = (item["metadata"]["name"] for item in objects(spec, scene.IMAGES) if item["kind"] == "ConfigMap")
+        return config, live
+
+    config, live = names(scene.spec())
+    new_config, new_live = names(scene.spec(changes))
+
+    assert (config != new_config, live != new_live) == (config_moves, live_moves)
+
+
+def test_everything_is_owned_by_the_resource_and_blocks_nothing() -> None:
+    for item in objects(scene.spec(), scene.IMAGES):
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert owner["uid"] == scene.UID
+        assert owner["controller"] is True
+        assert "blockOwnerDeletion" not in owner
+
+
+def test_a_scaled_service_has_the_same_template() -> None:
+    one, two = (by_kind(scene.spec({"replicas": n}))["Deployment"]["spec"] for n in (1, 2))
+
+    assert one["template"] == two["template"]
+    assert (one["replicas"], two["replicas"]) == (1, 2)
+
+
+@pytest.mark.parametrize(("strategy", "surge", "unavailable"), [("Surge", 1, 0), ("InPlace", 0, 1)])
+def test_the_strategy_says_which_pod_goes_first(strategy: str, surge: int, unavailable: int) -> None:
+    deployment = by_kind(scene.spec({"rollout": {"strategy": strategy}}))["Deployment"]
+
+    rolling = deployment["spec"]["strategy"]["rollingUpdate"]
+    assert (rolling["maxSurge"], rolling["maxUnavailable"]) == (surge, unavailable)
+
+
+def test_the_grace_period_outlasts_drain_and_propagation() -> None:
+    assert grace_period_s(scene.spec({"rollout": {"drainTimeout": "1500ms"}})) == 2 + 5 + 15
+
+
+def test_every_container_is_restricted() -> None:
+    pod = pod_of(scene.example("full"))
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    for container in (*pod["initContainers"], *pod["containers"]):
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_the_gate_is_a_native_sidecar_and_answers_the_engines_probes() -> None:
+    pod = pod_of(scene.spec())
+    (gate,), (engine,) = pod["initContainers"], pod["containers"]
+
+    assert gate["restartPolicy"] == "Always"
+    assert gate["startupProbe"]["httpGet"]["path"] == "/livez"
+    assert engine["startupProbe"]["httpGet"] == {"path": "/engine/startupz", "port": 9090}
+    assert engine["livenessProbe"]["httpGet"] == {"path": "/engine/livez", "port": 9090}
+    assert "readinessProbe" not in engine
+    assert all(engine[probe]["terminationGracePeriodSeconds"] == 5 for probe in ("startupProbe", "livenessProbe"))
+
+
+def test_a_device_is_asked_for_by_its_own_name() -> None:
+    device = {"accelerator": {"count": 1, "resourceName": "example.com/npu"}}
+
+    with_device = pod_of(scene.spec(device))["containers"][0]["resources"]
+    without = pod_of(scene.spec({"accelerator": {"count": 0}, "cache": {"capacity": "1Gi"}}))["containers"][0][
+        "resources"
+    ]
+
+    assert with_device["limits"] == {"example.com/npu": "1"}
+    assert "limits" not in without
+
+
+def test_a_variable_of_the_users_own_wins() -> None:
+    changes = {"podTemplate": {"engine": {"env": [{"name": "HOME", "value": "/mine"}]}}}
+
+    env = pod_of(scene.spec(changes))["containers"][0]["env"]
+
+    assert [one for one in env if one["name"] == "HOME"] == [{"name": "HOME", "value": "/mine"}]
+
+
+def test_an_account_of_the_users_own_is_used_and_none_is_made() -> None:
+    kinds = by_kind(scene.spec({"podTemplate": {"serviceAccountName": "mine"}}))
+
+    assert "ServiceAccount" not in kinds
+    assert kinds["Deployment"]["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
+
+
+def test_the_service_does_not_show_the_admin_port() -> None:
+    (port,) = by_kind(scene.spec())["Service"]["spec"]["ports"]
+
+    assert (port["port"], port["targetPort"]) == (80, "http")
