@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, it finds its parts where pytest finds them
 
-from cluster.testnode import boot, box, command, images, packages, programs, wheels
+from cluster.testnode import boot, box, command, images, packages, programs, store, wheels
 from cluster.testnode.errors import Missing, NodeError
 from cluster.testnode.progress import Progress
 
@@ -33,8 +33,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _build(progress: Progress) -> tuple[list[Path], list[Path], Path]:
-    """The folders of programs, the layouts of images and the folder with torch, built where they are not cached."""
+def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
+    """The folders of programs, the image store and the folder with torch, built where they are not cached."""
     box.check_machine()
     packages.ensure(progress)
     with ThreadPoolExecutor(max_workers=2) as pool:  # downloads fill the pauses of the compiler, and back
@@ -46,7 +46,9 @@ def _build(progress: Progress) -> tuple[list[Path], list[Path], Path]:
         except BaseException:
             command.stop_all()
             raise
-    return folders, [images.pause(folders[0] / "pause"), *layouts], torch
+    found = dict(zip((module.name for module in programs.ALL), folders, strict=True))
+    layouts.append(images.pause(found["pause"] / "pause"))
+    return folders, store.ensure(progress, found["containerd"], layouts), torch
 
 
 def main() -> int:
@@ -56,11 +58,11 @@ def main() -> int:
         return boot.main(asked.folder, asked.command)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        folders, layouts, torch = _build(Progress(sys.stderr))
+        folders, unpacked, torch = _build(Progress(sys.stderr))
         if asked.verb == "build":
             return 0
         inside = [sys.executable, __file__, "inside"]
-        return box.run(inside, asked.command, folders, layouts, torch)
+        return box.run(inside, asked.command, folders, unpacked, torch)
     except Missing as lack:
         skipped = asked.or_skip and os.environ.get("CI") != "true"
         print(f"node: {'skipped: ' if skipped else ''}this machine lacks {lack}", file=sys.stderr)

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.service.release import Release
-from cluster.service.space import Space, open_space
+from cluster.service.space import TINY, Space, models, open_space
+from tiny_model import make_tiny_llama
 
 
 @pytest.fixture(scope="session")
 def release() -> Release:
     """The operator, installed once by Helm into a namespace that enforces the restricted standard."""
+    make_tiny_llama(models() / TINY.rpartition("/")[2])
     found = Release("sluice", "sluice-system")
     found.prepare()
     found.install()

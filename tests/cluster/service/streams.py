@@ -29,7 +29,7 @@ async def stream(who: openai.AsyncOpenAI, model: str, prompt: str, max_tokens: i
     """
     text, chunks, finish_reason = "", 0, None
     answer = await who.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, stream=True
+        model=model, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, temperature=0, stream=True
     )
     async for chunk in answer:
         chunks += 1

@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.testnode import layout, programs
+from cluster.testnode import programs, store
 from cluster.testnode.box import Plan
 from cluster.testnode.errors import Broken
 
@@ -57,7 +56,7 @@ class Node:
         }
 
     def start(self) -> None:
-        """Returns when the node is Ready and its images are there.
+        """Returns when the node is Ready.
 
         Raises:
             Broken: naming the program that did not come up.
@@ -65,16 +64,10 @@ class Node:
         self._lay_out()
         self._run("openssl", "genrsa", "-out", "sa.key", "2048")
         self._containerd()
-        trouble: list[Exception] = []
-        importing = threading.Thread(target=self._import_images, args=(trouble,))
-        importing.start()  # beside the control plane, which it does not need
         self._control_plane()
         self._kubelet()
         self._wait("kubelet", self._ready)
         self._wait("kube-controller-manager", lambda: self._get("/api/v1/namespaces/default/serviceaccounts/default"))
-        importing.join()
-        if trouble:
-            raise trouble[0]
 
     def name_of(self, process: int) -> str | None:
         """The program with that process id, if the node started it."""
@@ -102,6 +95,7 @@ class Node:
         (self.run / "resolv.conf").write_text("nameserver 127.0.0.1\noptions attempts:1 timeout:1\n")
 
     def _containerd(self) -> None:
+        store.link(self._plan.store, self.run / "containerd")
         bridge = {
             "type": "bridge",
             "bridge": "cni0",
@@ -138,22 +132,6 @@ BinaryName = "{shutil.which("runc", path=self.environment["PATH"])}"
 SystemdCgroup = false
 """)
         self._spawn("containerd", "-c", f"{self.run}/containerd.toml")
-
-    def _import_images(self, trouble: list[Exception]) -> None:
-        log = self.run / "import.log"
-        try:
-            self._wait("containerd", self._containerd_answers)
-            with log.open("wb") as out:
-                words = ["ctr", "images", "import", "--local", "-"]
-                importing = subprocess.Popen(words, env=self.environment, stdin=subprocess.PIPE, stdout=out, stderr=out)
-                assert importing.stdin
-                with contextlib.suppress(BrokenPipeError), importing.stdin as stdin:
-                    layout.stream(self._plan.images, stdin)
-        except Broken as error:  # handed to the thread that waits
-            trouble.append(error)
-        else:
-            if importing.wait():
-                trouble.append(Broken(f"ctr images import: {_last_line(log)}"))
 
     def _containerd_answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as door:

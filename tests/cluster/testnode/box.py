@@ -33,7 +33,7 @@ class Plan:
 
     run: Path
     programs: tuple[Path, ...]
-    images: tuple[Path, ...]
+    store: Path
     torch: Path
     token: str
 
@@ -45,8 +45,8 @@ class Plan:
     def read(cls, run: Path) -> "Plan":
         """The plan that the outside left."""
         found = json.loads((run / "plan.json").read_text())
-        paths = {name: tuple(map(Path, found[name])) for name in ("programs", "images")}
-        return cls(run=run, torch=Path(found["torch"]), token=found["token"], **paths)
+        programs = tuple(map(Path, found["programs"]))
+        return cls(run, programs, Path(found["store"]), Path(found["torch"]), found["token"])
 
 
 def check_machine() -> None:
@@ -66,9 +66,7 @@ def check_machine() -> None:
         raise Missing("namespaces: `unshare --net --mount --pid --fork true` fails here")
 
 
-def run(
-    inside: Sequence[str], command: Sequence[str], programs: Sequence[Path], images: Sequence[Path], torch: Path
-) -> int:
+def run(inside: Sequence[str], command: Sequence[str], programs: Sequence[Path], store: Path, torch: Path) -> int:
     """Runs a command beside a node in a new box and returns its exit code; nothing stays behind.
 
     Args:
@@ -76,7 +74,7 @@ def run(
     """
     _sweep()
     with _run_folder() as folder, _cgroups(folder.name):
-        Plan(folder, tuple(programs), tuple(images), torch, secrets.token_hex(16)).write()
+        Plan(folder, tuple(programs), store, torch, secrets.token_hex(16)).write()
         code = _enter([*inside, str(folder), "--", *command])
         if code:
             _keep_logs(folder)
@@ -103,7 +101,7 @@ def _first_process(box: subprocess.Popen[bytes]) -> int | None:
     """A handle on the box's process 1, with which everything in it ends."""
     children = Path(f"/proc/{box.pid}/task/{box.pid}/children")
     while box.poll() is None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, IndexError):  # not forked yet
             return os.pidfd_open(int(children.read_text().split()[0]))
         time.sleep(0.01)
     return None
