@@ -207,7 +207,7 @@ class FakeCluster:
         self.writes.append("apply " + "/".join(found))
         before = self.objects.get(found)
         after = copy.deepcopy(item)
-        old = before["metadata"] if before else {"uid": f"uid-{next(self._versions)}", "generation": 0}
+        old: Json = before["metadata"] if before else {"uid": f"uid-{next(self._versions)}", "generation": 0}
         after["metadata"] |= {
             "uid": old["uid"],
             "generation": old["generation"] + 1,

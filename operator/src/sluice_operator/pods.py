@@ -42,7 +42,7 @@ HINTS = {
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
     "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
     "DiskFull": "Give the node or the mounted volume more space.",
-    "InvalidConfig": "Do engine and operator images belong to the same version?",
+    "InvalidConfig": "Install operator, gate and engine images of one version.",
     "EngineKilled": "If nobody did that, its liveness probe failed: see `kubectl logs --previous -c engine`.",
     "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",
     "EngineFailed": "See `kubectl logs -c engine`.",

@@ -277,7 +277,8 @@ def _progress(loading: LoadingProgress | None) -> str:
     if loading is None:
         return ""
     if loading.stage == "weights" and loading.bytes_total:
-        return f" ({100 * loading.bytes_done // loading.bytes_total} % of the weights)"
+        # In tens: a change of this text is a line on a terminal, and a write to the API server.
+        return f" ({10 * (10 * loading.bytes_done // loading.bytes_total)} % of the weights)"
     words = {"weights": "weights", "warmup": "warming up", "step_table": "measuring step times", "done": "done"}
     return f" ({words[loading.stage]})"
 

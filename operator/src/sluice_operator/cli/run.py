@@ -49,7 +49,7 @@ async def _serve(spec: ServiceSpec, port: int, *, as_json: bool) -> int:
         async with LocalPod(spec, port=port) as pod:
             if not await _until_ready(pod, stopped):
                 return 0
-            _greet(spec, pod, as_json=as_json)
+            await _greet(spec, pod, as_json=as_json)
             failed = asyncio.create_task(pod.wait_failed())
             waiting = asyncio.create_task(stopped.wait())
             done, _ = await asyncio.wait([failed, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -78,8 +78,12 @@ async def _until_ready(pod: LocalPod, stopped: asyncio.Event) -> bool:
     return True
 
 
-def _greet(spec: ServiceSpec, pod: LocalPod, *, as_json: bool) -> None:
+async def _greet(spec: ServiceSpec, pod: LocalPod, *, as_json: bool) -> None:
     name = spec.model.served_name
+    state = await pod.state()
+    limits = state.engine.derived if state and state.engine else None
+    if limits and not limits.feasible:
+        click.echo(f"{spec.name}: this machine cannot keep the promise: {limits.reason}", err=True)
     if as_json:
         click.echo(json.dumps({"model": name, "url": pod.url, "admin_url": pod.admin_url}))
         return

@@ -1,0 +1,333 @@
+"""Conditions from situations: honest, dated, and gone when they are not true any more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import operator_scene as scene
+from sluice_engine.core.state import LoadingProgress, StepCost
+from sluice_operator.pods import Failure
+from sluice_operator.status import Situation, compute, condition
+from sluice_sidecar.state import Measured
+
+Json = dict[str, Any]
+NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+TRAFFIC = Measured(
+    time_to_first_token_us=840_000,
+    inter_token_latency_us=61_000,
+    requests=200,
+    good_requests=199,
+    good_requests_per_minute=39.8,
+    preemptions_per_minute=0.4,
+    kv_usage_percent=41.6,
+)
+
+
+def situation(*pods: Json, replicas: int = 1, gates: dict[str, Any] | None = None, **more: Any) -> Situation:
+    slo = more.pop("slo", {})
+    seen = more.pop("observed", None) or scene.observed(*pods)
+    states = {pod["metadata"]["name"]: scene.gate_state() for pod in pods} if gates is None else gates
+    spec = scene.spec({"replicas": replicas, "slo": slo})
+    return Situation(**{"generation": 1, "spec": spec, "observed": seen, "gates": states, **more})
+
+
+SERVING = situation(scene.pod())
+LOADING = LoadingProgress(stage="weights", bytes_done=42, bytes_total=100)
+INFEASIBLE = scene.gate_state(feasible=False, reason="a step takes 317 ms, the least that would work is 317 ms")
+NOT_SCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+CRASHED = {
+    "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+    "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "ModelMissing: no such folder"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        pytest.param(
+            SERVING,
+            {
+                "Ready": "True/Serving",
+                "Available": "True/Serving",
+                "Progressing": "False/Settled",
+                "ModelLoaded": "True/Loaded",
+                "AdmissionOpen": "True/Open",
+                "SLOFeasible": "True/Feasible",
+                "SLOMet": "Unknown/NoTraffic",
+                "Degraded": "False/AsExpected",
+            },
+            id="one replica that serves without traffic",
+        ),
+        pytest.param(
+            Situation(generation=1, spec=scene.spec()),
+            {
+                "Ready": "False/Applying",
+                "Available": "False/Applying",
+                "Progressing": "True/Applying",
+                "ModelLoaded": "Unknown/NoPods",
+                "AdmissionOpen": "False/NothingServes",
+                "SLOFeasible": "Unknown/NotMeasured",
+                "Degraded": "False/AsExpected",
+            },
+            id="a resource that was just made has a status",
+        ),
+        pytest.param(
+            situation(scene.pod(ready=False), gates={"chat-new-1": scene.gate_state(phase="loading", loading=LOADING)}),
+            {
+                "Ready": "False/ModelLoading",
+                "Available": "False/ModelLoading",
+                "Progressing": "True/ModelLoading",
+                "ModelLoaded": "False/ModelLoading",
+                "Degraded": "False/AsExpected",
+            },
+            id="a pod that loads",
+        ),
+        pytest.param(
+            situation(scene.pod(ready=False), gates={}),
+            {"Ready": "False/PodsStarting", "ModelLoaded": "Unknown/PodsStarting"},
+            id="a pod that starts and cannot be asked yet",
+        ),
+        pytest.param(
+            situation(scene.pod(), observed=scene.observed(scene.pod(), of=scene.deployment(generation=2, observed=1))),
+            {"Ready": "False/Applying", "Available": "True/Serving", "Progressing": "True/Applying"},
+            id="old pods do not make a new spec ready",
+        ),
+        pytest.param(
+            situation(scene.pod("a", revision="old"), scene.pod("b", ready=False), gates={}),
+            {"Ready": "False/RollingOut", "Available": "True/Serving", "Progressing": "True/RollingOut"},
+            id="a rolling update that has not got there",
+        ),
+        pytest.param(
+            situation(scene.pod("a", revision="old"), scene.pod("b")),
+            {"Ready": "True/Serving", "Progressing": "True/RollingOut"},
+            id="the old pod still runs beside the new one",
+        ),
+        pytest.param(
+            situation(scene.pod("a"), scene.pod("b", ready=False), replicas=2),
+            {"Ready": "False/PodsStarting", "Available": "True/Serving", "Progressing": "True/PodsStarting"},
+            id="one of two replicas serves",
+        ),
+        pytest.param(
+            situation(scene.pod(ready=False, engine=CRASHED), gates={}),
+            {
+                "Ready": "False/ModelMissing",
+                "Available": "False/ModelMissing",
+                "Progressing": "False/ModelMissing",
+                "ModelLoaded": "False/ModelMissing",
+                "Degraded": "True/ModelMissing",
+            },
+            id="a model that is not there",
+        ),
+        pytest.param(
+            situation(scene.pod("a"), scene.pod("b", ready=False, engine=CRASHED), replicas=2),
+            {"Ready": "False/ModelMissing", "Available": "True/Serving", "Degraded": "True/ModelMissing"},
+            id="one of two crash-loops",
+        ),
+        pytest.param(
+            situation(scene.pod(ready=False, phase="Pending", conditions=[NOT_SCHEDULED]), gates={}),
+            {"Ready": "False/Unschedulable", "Progressing": "False/Unschedulable", "Degraded": "True/Unschedulable"},
+            id="no node fits",
+        ),
+        pytest.param(
+            situation(scene.pod(), gates={"chat-new-1": INFEASIBLE}),
+            {
+                "Ready": "False/PromiseInfeasible",
+                "Available": "True/Serving",
+                "SLOFeasible": "False/PromiseInfeasible",
+                "Degraded": "False/AsExpected",
+            },
+            id="an infeasible promise serves and is not ready",
+        ),
+        pytest.param(
+            situation(scene.pod(), gates={"chat-new-1": INFEASIBLE}, slo={"enforcement": "Observe"}),
+            {"Ready": "True/Serving", "SLOFeasible": "False/PromiseInfeasible"},
+            id="an infeasible promise that is only observed",
+        ),
+        pytest.param(
+            situation(
+                scene.pod("a", revision="old"),
+                scene.pod("b", ready=False),
+                gates={"a": INFEASIBLE, "b": scene.gate_state()},
+            ),
+            {"SLOFeasible": "True/Feasible"},
+            id="the newest pods judge the promise",
+        ),
+        pytest.param(
+            situation(scene.pod(), gates={"chat-new-1": scene.gate_state(is_open=False)}),
+            {"Ready": "True/Serving", "AdmissionOpen": "False/Busy"},
+            id="a busy pod is ready all the same",
+        ),
+        pytest.param(
+            situation(
+                scene.pod("a"),
+                scene.pod("b"),
+                replicas=2,
+                gates={"a": scene.gate_state(is_open=False), "b": scene.gate_state()},
+            ),
+            {"AdmissionOpen": "True/Open"},
+            id="one open door is enough",
+        ),
+        pytest.param(
+            situation(scene.pod(), gates={}),
+            {
+                "Ready": "True/Serving",
+                "AdmissionOpen": "Unknown/NotObserved",
+                "SLOFeasible": "Unknown/NotMeasured",
+                "ModelLoaded": "True/Loaded",
+            },
+            id="a pod that cannot be asked is not accused",
+        ),
+        pytest.param(
+            situation(scene.pod(), gates={"chat-new-1": scene.gate_state(measured=TRAFFIC)}),
+            {"SLOMet": "True/PromiseKept"},
+            id="traffic within the promise",
+        ),
+        pytest.param(
+            situation(
+                scene.pod(), gates={"chat-new-1": scene.gate_state(measured=replace(TRAFFIC, good_requests=197))}
+            ),
+            {"SLOMet": "False/PromiseMissed", "Ready": "True/Serving"},
+            id="traffic that misses the promise",
+        ),
+        pytest.param(
+            situation(scene.pod(ready=False), gates={"chat-new-1": scene.gate_state(hung=True)}),
+            {"Ready": "False/EngineHung", "Degraded": "True/EngineHung"},
+            id="a step that never ends",
+        ),
+        pytest.param(
+            situation(
+                scene.pod(ready=False), gates={"chat-new-1": scene.gate_state(phase="failed", failure="device lost")}
+            ),
+            {"Ready": "False/EngineFailed", "Degraded": "True/EngineFailed"},
+            id="an engine that says it failed",
+        ),
+        pytest.param(
+            situation(replicas=0, gates={}),
+            {
+                "Ready": "False/ScaledToZero",
+                "Available": "False/ScaledToZero",
+                "Progressing": "False/Settled",
+                "Degraded": "False/AsExpected",
+            },
+            id="scaled to zero",
+        ),
+        pytest.param(
+            situation(scene.pod("a"), scene.pod("b"), replicas=1),
+            {"Ready": "True/Serving", "Progressing": "True/RollingOut"},
+            id="scaling down is not over yet",
+        ),
+        pytest.param(
+            situation(scene.pod(), problem=Failure(reason="NameTaken", message="Service chat exists")),
+            {"Ready": "False/NameTaken", "Available": "True/Serving", "Degraded": "True/NameTaken"},
+            id="a name that somebody else has",
+        ),
+        pytest.param(
+            Situation(generation=3, spec=None, problem=Failure(reason="InvalidSpec", message="spec: slo: is missing")),
+            {"Ready": "False/InvalidSpec", "Progressing": "False/InvalidSpec", "Degraded": "True/InvalidSpec"},
+            id="a spec that cannot be understood",
+        ),
+    ],
+)
+def test_conditions_tell_what_is_seen(seen: Situation, expected: dict[str, str]) -> None:
+    status = compute(seen, {}, NOW)
+
+    told = {one["type"]: f"{one['status']}/{one['reason']}" for one in status["conditions"]}
+    assert {kind: told[kind] for kind in expected} == expected
+    assert list(told) == [
+        "Ready", "Available", "Progressing", "ModelLoaded", "AdmissionOpen", "SLOFeasible", "SLOMet", "Degraded",
+    ]  # fmt: skip
+    assert all(one["observedGeneration"] == seen.generation for one in status["conditions"])
+    assert all(one["message"].strip() for one in status["conditions"])
+    assert ("failure" in status) == (told["Degraded"].startswith("True"))
+
+
+def test_a_condition_keeps_its_date_until_its_status_changes() -> None:
+    loading = situation(scene.pod(ready=False), gates={})
+    first = compute(loading, {}, NOW)
+    crashed = compute(situation(scene.pod(ready=False, engine=CRASHED), gates={}), first, LATER)
+    ready = compute(SERVING, crashed, LATER)
+
+    assert condition(crashed, "Ready")["lastTransitionTime"] == NOW, "False for another reason is still False"
+    assert condition(crashed, "Degraded")["lastTransitionTime"] == LATER
+    assert condition(ready, "Ready")["lastTransitionTime"] == LATER
+
+
+def test_a_failure_is_cleared_on_recovery() -> None:
+    crashed = compute(situation(scene.pod(ready=False, engine=CRASHED), gates={}), {}, NOW)
+    recovered = compute(SERVING, crashed, LATER)
+
+    assert crashed["failure"] == {
+        "reason": "ModelMissing",
+        "message": "engine: no such folder",
+        "hint": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
+        "pod": "chat-new-1",
+    }
+    assert "failure" not in recovered
+
+
+def test_a_status_says_where_and_how_many() -> None:
+    status = compute(situation(scene.pod("a"), scene.pod("b", ready=False), replicas=2), {}, NOW)
+
+    assert (status["replicas"], status["readyReplicas"]) == (2, 1)
+    assert status["url"] == "http://chat.llm.svc"
+    assert status["selector"] == "sluice.dev/inferenceservice=chat"
+    assert status["model"] == "chat"
+    assert status["observedGeneration"] == 1
+
+
+def test_numbers_are_the_pods_own() -> None:
+    status = compute(situation(scene.pod(), gates={"chat-new-1": scene.gate_state(measured=TRAFFIC)}), {}, NOW)
+
+    assert status["stepCost"] == {
+        "fixedMicroseconds": 20_000,
+        "decodeMicroseconds": 10_000,
+        "perPrefillTokenNanoseconds": 35_000,
+    }
+    assert status["derived"] == {
+        "chunkCeilingTokens": 3428,
+        "tokenBudget": 3492,
+        "maxSequences": 64,
+        "kvCapacityTokens": 1600,
+    }
+    assert status["measured"] == {
+        "kvUsagePercent": 42,
+        "preemptionsPerMinute": 0.4,
+        "goodRequestsPerMinute": 39.8,
+        "timeToFirstToken": "840ms",
+        "interTokenLatency": "61ms",
+    }
+
+
+def test_a_cost_measured_on_other_hardware_is_forgotten() -> None:
+    before = compute(SERVING, {}, NOW)
+    moved = compute(situation(scene.pod(basis="another")), before, LATER)
+
+    assert "stepCost" in before
+    assert "stepCost" not in moved
+
+
+def test_a_cost_outlives_the_pods_that_measured_it() -> None:
+    before = compute(SERVING, {}, NOW)
+    restarting = compute(situation(scene.pod(ready=False), gates={}), before, LATER)
+
+    assert restarting["stepCost"] == before["stepCost"]
+
+
+def test_the_ready_pod_with_the_smallest_ceiling_gives_the_cost() -> None:
+    slow = scene.gate_state(cost=StepCost(fixed_us=30_000, decode_us=10_000, per_prefill_token_ns=70_001), ceiling=1571)
+    status = compute(
+        situation(scene.pod("a"), scene.pod("b"), replicas=2, gates={"a": scene.gate_state(), "b": slow}), {}, NOW
+    )
+
+    assert status["stepCost"]["perPrefillTokenNanoseconds"] == 70_100, "rounded up"
+    assert status["derived"]["chunkCeilingTokens"] == 1571
+
+
+def test_long_messages_fit_the_schema() -> None:
+    status = compute(situation(problem=Failure(reason="DeploymentRefused", message="x" * 5000), gates={}), {}, NOW)
+
+    assert all(len(one["message"]) <= 2048 for one in status["conditions"])
+    assert len(status["failure"]["message"]) <= 2048
