@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import asyncio
-import json
-
-from sidecar.running import RunningGate, empty, until
+from sidecar.running import RunningGate, empty
 from sidecar.scripted_engine import Script, ScriptedEngine
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from sluice_engine import codec
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.listener import answer
+from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.server import Gate
 from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
 
@@ -80,7 +80,7 @@ class Admin:
         )
 
     async def _livez(self, _: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text="ok\n")
+        return plain(None)
 
     async def _metrics(self, _: web.BaseRequest) -> web.StreamResponse:
         page = self._gate.metrics.page() + await self._gate.engine.metrics_page()
@@ -102,11 +102,7 @@ class Admin:
             return answer(Refusal(Reason.ENGINE_DEAD, "The engine does not answer."))
 
     async def _startupz(self, _: web.BaseRequest) -> web.StreamResponse:
-        return _probe(self._gate.engine.start_problem())
+        return plain(self._gate.engine.start_problem())
 
     async def _engine_livez(self, _: web.BaseRequest) -> web.StreamResponse:
-        return _probe(self._gate.engine.life_problem())
-
-
-def _probe(problem: str | None) -> web.Response:
-    return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n")
+        return plain(self._gate.engine.life_problem())

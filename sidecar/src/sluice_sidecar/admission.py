@@ -137,7 +137,7 @@ class Admission:
         assert self.limits is not None, "an engine is available only once it has derived its limits"
         for choice in cost.choices:
             if (problem := self.limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
-                return self.refuse(Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, f"{problem[0].upper()}{problem[1:]}."))
+                return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, f"{problem[0].upper()}{problem[1:]}.")
         held = self._held(cost, now_us)
         if held is None and not self._door:
             return self._admit(request_id, cost, now_us)
@@ -187,10 +187,9 @@ class Admission:
         """Refuse for load that was found outside the tests here."""
         return self._refuse_busy(Held(reason, problem, self._time_for(1, len(self.ledger.entries), now_us)), now_us)
 
-    def refuse(self, refusal: Refusal) -> Refusal:
-        """Count a refusal, decided here or at the edge."""
+    def count(self, refusal: Refusal) -> None:
+        """A refusal was given as an answer, whoever decided on it."""
         self.refused_total[refusal.reason.value] += 1
-        return refusal
 
     def first_token(self, permit: Permit, now_us: int) -> None:
         """An admitted request's first token went out: learn how far the prediction was off."""
@@ -340,12 +339,12 @@ class Admission:
         self.advance(now_us)
 
     def _refuse_unavailable(self, reason: Reason) -> Refusal:
-        return self.refuse(Refusal(reason, _UNAVAILABLE[reason]))
+        return Refusal(reason, _UNAVAILABLE[reason])
 
     def _refuse_busy(self, held: Held, now_us: int) -> Refusal:
         retry_us = self._retry_after_us(held.wait_us, now_us)
         back = "" if retry_us is None else f" Come back in {retry_us / 1e6:.1f} s."
-        return self.refuse(Refusal(held.reason, f"The model is busy: {held.message}.{back}", retry_us))
+        return Refusal(held.reason, f"The model is busy: {held.message}.{back}", retry_us)
 
     def _retry_after_us(self, wait_us: int | None, now_us: int) -> int | None:
         """When to come back, drawn so that the crowd spreads over the time it takes to let it in."""

@@ -7,6 +7,7 @@ as little and left to the engine, whose answer names the field. Must not know th
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal
@@ -78,7 +79,7 @@ class TokenRatio:
         """The length to expect, exact where it is known."""
         if prompt.tokens is not None:
             return max(1, prompt.tokens)
-        return max(1, prompt.overhead_tokens + round(prompt.text_bytes * self.tokens_per_byte + 0.5))
+        return max(1, prompt.overhead_tokens + math.ceil(prompt.text_bytes * self.tokens_per_byte))
 
 
 def parse(body: bytes, route: Route) -> Asked:

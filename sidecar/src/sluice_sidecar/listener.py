@@ -50,6 +50,11 @@ def answer(refusal: Refusal, request_id: str | None = None, extra: dict[str, str
     return response
 
 
+def plain(problem: str | None) -> web.Response:
+    """A probe's answer: 503 with the problem, or 200."""
+    return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n", headers={"Server": SERVER})
+
+
 class GateProtocol(web.RequestHandler):
     """One connection."""
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.errors import Reason
 from sluice_sidecar.state import Freshness
 
 _US = 1e-6
@@ -28,6 +29,7 @@ class GateMetrics:
     """Counters and histograms that the request path feeds, and the page they make."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         r = self.registry
         self.requests = Counter(
@@ -146,8 +148,9 @@ class AdmissionCollector(Collector):
         refused = CounterMetricFamily(
             "sluice_gate_refused", "Refusals of the gate's own, by reason.", labels=["reason"]
         )
-        for reason, count in sorted(admission.refused_total.items()):
-            refused.add_metric([reason], count)
+        for reason in Reason:
+            # All of them from the start: a missing series is not zero.
+            refused.add_metric([reason.value], admission.refused_total[reason.value])
         yield refused
         counters = [
             ("admitted", "Requests let in.", admission.admitted_total),

@@ -24,7 +24,7 @@ from sluice_sidecar.engines.sluice import SluiceEngine
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
 from sluice_sidecar.ledger import Cost, Permit
-from sluice_sidecar.listener import answer
+from sluice_sidecar.listener import SERVER, answer, plain
 from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.metrics import AdmissionCollector, GateMetrics
 from sluice_sidecar.proxy import PATHS, Call, Proxy
@@ -100,7 +100,7 @@ class Gate:
             if request.path == "/v1/models":
                 return await self._models(request)
             problem = self.not_ready() if request.path == "/readyz" else None
-            return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n")
+            return plain(problem)
         known = ", ".join((*_ROUTES, "/v1/models"))
         return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
 
@@ -110,19 +110,16 @@ class Gate:
         try:
             result = await self._serve(call)
             if isinstance(result, Refusal):
-                call.outcome = call.outcome or "refused"
-                return answer(result, call.request_id, call.answer_headers())
+                return self._refuse(call, result)
         except Refused as error:
-            call.outcome = "refused"
-            return answer(error.refusal, call.request_id, call.answer_headers())
+            return self._refuse(call, error.refusal)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not call.cut or task is None or request.transport is None:
                 raise
             task.uncancel()
             call.outcome = "drained"
-            refusal = Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
-            return answer(refusal, call.request_id, call.answer_headers())
+            return self._refuse(call, Refusal(Reason.DRAINING, "This pod is shutting down; send the request again."))
         else:
             return result
         finally:
@@ -133,6 +130,11 @@ class Gate:
                 self.recorder.failed(self.clock())
             self.metrics.requests.labels(route, outcome).inc()
             self.drain.left()
+
+    def _refuse(self, call: Call, refusal: Refusal) -> web.Response:
+        call.outcome = call.outcome or "refused"
+        self.admission.count(refusal)
+        return answer(refusal, call.request_id, call.answer_headers())
 
     async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
         if (refusal := self._unavailable()) is not None:
@@ -168,7 +170,7 @@ class Gate:
             problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
         if problem is not None:
             message = f"{problem[0].upper()}{problem[1:]}."
-            return self.admission.refuse(Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.param))
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.param)
         return estimate.price(asked, limits, ratio, tokens)
 
     async def _enter(self, call: Call, cost: Cost) -> Permit | Refusal:
@@ -202,7 +204,9 @@ class Gate:
         try:
             async with asyncio.timeout(5), self.engine.request("GET", "/v1/models") as upstream:
                 body = await upstream.read()
-                return web.Response(status=upstream.status, body=body, content_type="application/json")
+                return web.Response(
+                    status=upstream.status, body=body, content_type="application/json", headers={"Server": SERVER}
+                )
         except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
             return answer(Refusal(Reason.ENGINE_FAILED, f"The engine did not answer {request.path}."))
 

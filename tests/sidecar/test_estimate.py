@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.scripted_engine import live_config, ready_state
+from sluice_sidecar import estimate
+from sluice_sidecar.errors import Reason, Refused
+from sluice_sidecar.estimate import Route, TokenRatio
+from sluice_sidecar.ledger import ChoiceCost
+from sluice_sidecar.limits import Limits
+
+
+def limits() -> Limits:
+    found = Limits.from_state(ready_state(), live_config().slo)
+    assert found is not None
+    return found
+
+
+def priced(body: Any, route: Route = "chat", ratio: TokenRatio | None = None) -> tuple[ChoiceCost, ...]:
+    return estimate.price(estimate.parse(json.dumps(body).encode(), route), limits(), ratio or TokenRatio()).choices
+
+
+def chat(text: str, **body: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}], **body}
+
+
+@pytest.mark.parametrize(
+    ("body", "route", "choices"),
+    [
+        pytest.param(chat("x" * 300, max_tokens=7), "chat", [(140, 7)], id="text-by-its-bytes-and-the-template"),
+        pytest.param(chat("x" * 300, max_completion_tokens=7), "chat", [(140, 7)], id="the-newer-name-of-max-tokens"),
+        pytest.param(chat("x" * 300), "chat", [(140, 884)], id="no-max-tokens-is-what-fits"),
+        pytest.param(chat("x", max_tokens=7, n=3), "chat", [(41, 7)] * 3, id="each-choice-has-its-own-prefill"),
+        pytest.param(chat("x", max_tokens=7, n=10**9), "chat", [(41, 7)] * 128, id="n-is-bounded-before-it-is-used"),
+        pytest.param({"prompt": "x" * 30, "max_tokens": 5}, "completions", [(11, 5)], id="a-completion"),
+        pytest.param({"prompt": [1, 2, 3], "max_tokens": 5}, "completions", [(3, 5)], id="token-ids-are-exact"),
+        pytest.param({"prompt": [[1, 2], [3]], "max_tokens": 5}, "completions", [(2, 5), (1, 5)], id="lists-of-ids"),
+        pytest.param(
+            {"prompt": ["x" * 30, "x" * 60], "max_tokens": 5, "n": 2},
+            "completions",
+            [(11, 5), (11, 5), (21, 5), (21, 5)],
+            id="prompts-times-choices",
+        ),
+    ],
+)
+def test_price(body: Any, route: Route, choices: list[tuple[int, int]]) -> None:
+    assert [(choice.prompt_tokens, choice.max_tokens) for choice in priced(body, route)] == choices
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"messages": 7, "n": "two", "max_tokens": -1}, id="wrong-types"),
+        pytest.param({"messages": [7, None, {"content": {"text": 3}}]}, id="messages-of-anything"),
+        pytest.param({"messages": [{"content": [{"type": "text", "text": "hi"}, 3]}], "max_tokens": True}, id="parts"),
+        pytest.param({"prompt": [], "messages": []}, id="empty-lists"),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat", "completions"])
+def test_what_is_wrong_is_priced_as_little_and_left_to_the_engine(body: Any, route: Route) -> None:
+    (choice,) = priced(body, route)
+
+    assert 1 <= choice.prompt_tokens < 100
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(b"", "not valid JSON", id="an-empty-body"),
+        pytest.param(b"{", "not valid JSON", id="half-an-object"),
+        pytest.param(b"[]", "must be a JSON object", id="a-list"),
+        pytest.param(b'{"a": "\xff"}', "not valid UTF-8", id="invalid-utf-8"),
+        pytest.param(b"[" * 100_000, "nested too deeply", id="nested-without-end"),
+        pytest.param(b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON", id="a-number-without-end"),
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused_with_a_sentence(body: bytes, says: str) -> None:
+    with pytest.raises(Refused) as caught:
+        estimate.parse(body, "chat")
+
+    assert caught.value.refusal.reason is Reason.INVALID_JSON
+    assert says in caught.value.refusal.message
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+bodies = st.fixed_dictionaries(
+    {}, optional=dict.fromkeys(("messages", "prompt", "n", "max_tokens", "max_completion_tokens"), json_values)
+)
+
+
+@given(bodies, st.sampled_from(["chat", "completions"]))
+def test_any_json_has_a_price_that_fits_or_a_reason_why_not(body: Any, route: Route) -> None:
+    asked = estimate.parse(json.dumps(body).encode(), route)
+    if estimate.hopeless(asked, limits()) is not None:
+        return
+    for choice in estimate.price(asked, limits(), TokenRatio()).choices:
+        assert limits().unfit_reason(choice.prompt_tokens, choice.max_tokens) is None
+
+
+def parsed(text: str, **body: Any) -> estimate.Asked:
+    return estimate.parse(json.dumps(chat(text, **body)).encode(), "chat")
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted", "refused"),
+    [
+        pytest.param(parsed("x" * 300, max_tokens=10), False, False, id="fits-by-any-measure"),
+        pytest.param(parsed("x" * 3_600, max_tokens=10), True, False, id="near-the-limit-is-counted"),
+        pytest.param(parsed("x" * 16_500, max_tokens=10), True, True, id="far-beyond-is-refused-uncounted"),
+        pytest.param(parsed("x", max_tokens=1_024), True, True, id="max-tokens-alone-is-the-whole-context"),
+    ],
+)
+def test_only_what_may_fit_is_worth_counting(asked: estimate.Asked, *, counted: bool, refused: bool) -> None:
+    assert (estimate.hopeless(asked, limits()) is not None) is refused
+    assert estimate.worth_counting(asked, limits(), TokenRatio()) is counted
+
+
+def test_a_refusal_without_counting_says_so() -> None:
+    problem = estimate.hopeless(parsed("x" * 32_000), limits())
+
+    assert problem is not None
+    assert problem.startswith("prompt (at least 2000 tokens)")
+
+
+def test_the_question_for_the_count_is_the_largest_prompt() -> None:
+    body = json.dumps({"model": "m", "prompt": ["short", "the longest one"]}).encode()
+
+    question = json.loads(estimate.tokenize_body(body, estimate.parse(body, "completions")))
+
+    assert question == {"model": "m", "prompt": "the longest one"}
+
+
+def test_the_ratio_is_learned_once_there_are_enough_samples() -> None:
+    ratio = TokenRatio()
+    for _ in range(7):
+        ratio.learn(1_000, 200)
+    assert ratio.tokens_per_byte == pytest.approx(1 / 3)
+
+    ratio.learn(1_000, 220)
+
+    assert ratio.tokens_per_byte == pytest.approx(0.22)
+
+
+def test_a_tiny_prompt_teaches_nothing() -> None:
+    ratio = TokenRatio(least_samples=1)
+    ratio.learn(3, 40)
+
+    assert ratio.tokens_per_byte == pytest.approx(1 / 3)
+
+
+def test_other_scripts_cost_more_tokens_a_byte() -> None:
+    (ascii_choice,), (chinese,) = priced(chat("x" * 300, max_tokens=1)), priced(chat("语" * 100, max_tokens=1))
+
+    assert chinese.prompt_tokens > ascii_choice.prompt_tokens

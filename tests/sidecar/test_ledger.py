@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import pytest
+
+from sidecar.scripted_engine import ready_state
+from sluice_engine.core.state import FinishedState, RequestState
+from sluice_sidecar.ledger import LEASE_US, UNSEEN_GRACE_US, ChoiceCost, Cost, Ledger
+
+COST = Cost((ChoiceCost(prompt_tokens=100, max_tokens=50),))
+
+
+def listed(request_id: str, *, choice: int = 0, prompt: int = 80, computed: int = 80, output: int = 1) -> RequestState:
+    return RequestState(
+        id=request_id, choice=choice, status="running", prompt_tokens=prompt, computed_tokens=computed,
+        output_tokens=output, max_tokens=50, blocks=6, incarnation=0, preemptions=0,
+    )  # fmt: skip
+
+
+def test_a_permit_gives_its_entry_back_once_and_a_second_close_is_harmless_and_counted() -> None:
+    ledger = Ledger()
+    permit = ledger.reserve("a", COST, 0)
+
+    assert permit.open
+    assert permit.close(1)
+    assert not permit.close(2)
+    assert (ledger.entries, ledger.releases_total, ledger.double_closes_total) == ({}, 1, 1)
+
+
+def test_a_held_permit_closes_on_the_way_out_of_an_error() -> None:
+    ledger = Ledger()
+
+    def fail() -> None:
+        with ledger.reserve("a", COST, 0).held(lambda: 7):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        fail()
+    assert not ledger.entries
+
+
+def test_the_state_corrects_an_estimate_and_tells_that_it_did_once() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", COST, 0)
+    state = ready_state(requests=(listed("a"),))
+
+    first, second = ledger.apply(state, 1), ledger.apply(state, 2)
+
+    (progress,) = ledger.live()
+    assert (progress.prompt_tokens, progress.computed_tokens, progress.output_tokens) == (80, 80, 1)
+    assert [entry.id for entry in first] == ["a"]
+    assert second == []
+
+
+def test_what_the_engine_ended_holds_nothing_and_stays_until_its_stream_ends() -> None:
+    ledger = Ledger()
+    permit = ledger.reserve("a", COST, 0)
+    ledger.apply(ready_state(requests=(listed("a"),)), 1)
+    ledger.apply(ready_state(), 2)
+
+    assert list(ledger.live()) == []
+    assert permit.open
+
+
+def test_the_ring_of_the_finished_ends_what_no_state_ever_listed() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", COST, 0).forwarded(0)
+    finished = FinishedState(id="a", choice=0, outcome="stop", prompt_tokens=80, output_tokens=3)
+
+    learned = ledger.apply(ready_state(finished=(finished,)), 1)
+
+    assert list(ledger.live()) == []
+    assert [entry.choices[0].prompt_tokens for entry in learned] == [80]
+
+
+def test_what_was_never_listed_counts_in_full_for_a_grace_and_then_not_at_all() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", COST, 0).forwarded(0)
+
+    ledger.apply(ready_state(), UNSEEN_GRACE_US)
+    assert len(list(ledger.live())) == 1
+    ledger.apply(ready_state(), UNSEEN_GRACE_US + 1)
+    assert len(list(ledger.live())) == 0
+    ledger.apply(ready_state(requests=(listed("a"),)), UNSEEN_GRACE_US + 2)
+    assert len(list(ledger.live())) == 1
+
+
+def test_a_request_that_no_entry_explains_counts_as_a_stranger_until_the_engine_drops_it() -> None:
+    ledger = Ledger()
+    ledger.apply(ready_state(requests=(listed("theirs"),)), 0)
+    assert len(ledger.strangers) == 1
+
+    ledger.apply(ready_state(), 1)
+    assert ledger.strangers == []
+
+
+def test_an_aborted_request_holds_its_blocks_until_a_state_says_they_are_free() -> None:
+    ledger = Ledger()
+    permit = ledger.reserve("a", COST, 0)
+    ledger.apply(ready_state(requests=(listed("a"),)), 1)
+
+    permit.close(2)
+    assert len(list(ledger.live())) == 1
+    ledger.apply(ready_state(), 3)
+    assert list(ledger.live()) == []
+
+
+def test_a_completed_request_is_free_at_once_though_the_last_state_still_lists_it() -> None:
+    ledger = Ledger()
+    permit = ledger.reserve("a", COST, 0)
+    state = ready_state(requests=(listed("a"),))
+    ledger.apply(state, 1)
+    permit.completed = True
+    permit.close(2)
+    ledger.apply(state, 3)
+
+    assert list(ledger.live()) == []
+
+
+def test_each_choice_is_followed_by_its_own_index() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", Cost(COST.choices * 2), 0)
+    ledger.apply(ready_state(requests=(listed("a"), listed("a", choice=1, output=5))), 1)
+    ledger.apply(ready_state(requests=(listed("a", choice=1, output=6),)), 2)
+
+    assert [choice.output_tokens for choice in ledger.live()] == [6]
+
+
+def test_a_lease_ends_what_its_owner_forgot_and_spares_what_moves() -> None:
+    ledger = Ledger()
+    lost, moving = ledger.reserve("lost", COST, 0), ledger.reserve("moving", COST, 0)
+    moving.touch(LEASE_US)
+
+    expired = ledger.expire(LEASE_US + 1)
+
+    assert [entry.id for entry in expired] == ["lost"]
+    assert ledger.leases_expired_total == 1
+    assert not lost.close(LEASE_US + 2)
+    assert moving.open
+
+
+def test_a_dead_engine_holds_nothing_of_what_it_had() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", COST, 0)
+    ledger.apply(ready_state(requests=(listed("a"), listed("theirs"))), 1)
+
+    ledger.forget_engine()
+
+    assert list(ledger.live()) == []

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.core.fit import blocks_for
+from sluice_sidecar.limits import Ceiling, Growth, Limits, growth, predicted_peak_blocks, predicted_ttft_us
+
+S = 1_000_000
+
+
+def limits() -> Limits:
+    found = Limits.from_state(ready_state(), live_config().slo)
+    assert found is not None
+    return found
+
+
+def peak_by_simulation(growths: list[Growth], block_tokens: int) -> int:
+    """Step by step: who still runs at a step holds its input, plus one token for each step since its prefill."""
+    last = max((g.prefill_steps + g.grows for g in growths), default=0)
+    peak = 0
+    for step in range(last + 1):
+        held = 0
+        for g in growths:
+            if step <= g.prefill_steps + g.grows:
+                held += blocks_for(g.held + min(g.grows, max(0, step - g.prefill_steps)), block_tokens)
+        peak = max(peak, held)
+    return peak
+
+
+growths = st.builds(Growth, st.integers(1, 90), st.integers(1, 60), st.integers(0, 12))
+
+
+@given(st.lists(growths, max_size=12), st.sampled_from([1, 2, 8, 16]))
+def test_the_predicted_peak_is_that_of_a_step_by_step_simulation(items: list[Growth], block_tokens: int) -> None:
+    assert predicted_peak_blocks(items, block_tokens) == peak_by_simulation(items, block_tokens)
+
+
+@pytest.mark.parametrize(
+    ("items", "peak"),
+    [
+        pytest.param([], 0, id="nobody-needs-nothing"),
+        pytest.param([Growth(24, 3, 0)], 27, id="the-practice's-A-alone-needs-27"),
+        pytest.param([Growth(24, 3, 0), Growth(4, 7, 0)], 34, id="one-leaves-before-the-other-peaks"),
+        pytest.param([Growth(10, 1, 0), Growth(10, 1, 100)], 21, id="the-other-has-not-begun-to-grow"),
+        pytest.param([Growth(10, 5, 0), Growth(10, 5, 5)], 25, id="one-peaks-as-the-other-starts"),
+    ],
+)
+def test_peaks_that_can_be_worked_out_by_hand(items: list[Growth], peak: int) -> None:
+    assert predicted_peak_blocks(items, block_tokens=1) == peak
+
+
+@pytest.mark.parametrize(
+    ("known", "remaining", "total", "share", "expected"),
+    [
+        pytest.param(24, 24, 28, 8, Growth(24, 3, 3), id="a-fresh-prompt-in-three-chunks"),
+        pytest.param(24, 24, 28, 100, Growth(24, 3, 1), id="a-fresh-prompt-in-one-step"),
+        pytest.param(26, 1, 28, 8, Growth(26, 1, 1), id="a-decode-with-one-more-to-hold"),
+        pytest.param(27, 1, 28, 8, Growth(27, 1, 1), id="the-last-token-holds-no-state-but-counts-as-one"),
+        pytest.param(24, 24, 28, 0, Growth(24, 3, 24), id="no-share-is-a-token-a-step"),
+    ],
+)
+def test_growth(known: int, remaining: int, total: int, share: int, expected: Growth) -> None:
+    assert growth(known, remaining, total, share) == expected
+
+
+def test_limits_are_unknown_until_the_engine_has_derived_them() -> None:
+    assert Limits.from_state(ready_state(derived=None), live_config().slo) is None
+
+
+@pytest.mark.parametrize(
+    ("decodes", "step_us"),
+    [
+        pytest.param(0, 5_000, id="nothing-decodes"),
+        pytest.param(1, 8_000, id="a-measured-point"),
+        pytest.param(3, 9_333, id="between-two-points"),
+        pytest.param(99, 10_000, id="beyond-the-last-point"),
+    ],
+)
+def test_the_time_of_a_step_that_only_decodes(decodes: int, step_us: int) -> None:
+    assert limits().decode_step_us(decodes) == step_us
+
+
+@pytest.mark.parametrize(
+    ("decodes", "itl_us", "tokens"),
+    [
+        pytest.param(0, 100_000, 512, id="an-idle-engine-uses-its-whole-budget"),
+        pytest.param(4, 100_000, 256, id="the-chunk-ceiling-binds"),
+        pytest.param(4, 15_000, 100, id="the-promise-leaves-5-ms-for-prefill"),
+        pytest.param(4, 9_000, 16, id="no-room-still-moves-a-block-a-step"),
+    ],
+)
+def test_the_chunk_beside_decodes(decodes: int, itl_us: int, tokens: int) -> None:
+    found = Limits.from_state(ready_state(), live_config(itl_us=itl_us).slo)
+
+    assert found is not None
+    assert found.chunk_tokens(decodes) == tokens
+
+
+def test_a_first_token_waits_for_the_prefill_ahead_and_the_step_in_flight() -> None:
+    alone = predicted_ttft_us(limits(), queue_tokens=0, own_tokens=256, decodes=4)
+    behind = predicted_ttft_us(limits(), queue_tokens=512, own_tokens=256, decodes=4, step_left_us=7_000)
+
+    assert alone == 10_000 + 256 * 50
+    assert behind == 3 * 10_000 + 768 * 50 + 7_000
+    assert predicted_ttft_us(limits(), queue_tokens=0, own_tokens=256, decodes=4, bias=2.0) == 2 * alone
+
+
+def steered(events: list[tuple[int, int]], *, until_us: int, per_minute: float = 6.0) -> Ceiling:
+    """A ceiling polled five times a second; `events` are (second, preemptions)."""
+    ceiling = Ceiling(95, per_minute)
+    total = 0
+    pending = sorted(events)
+    for now_us in range(0, until_us + 1, 200_000):
+        while pending and pending[0][0] * S <= now_us:
+            total += pending.pop(0)[1]
+        ceiling.observe("boot", total, now_us)
+    return ceiling
+
+
+@pytest.mark.parametrize(
+    ("events", "second", "share"),
+    [
+        pytest.param([], 60, 0.95, id="nothing-happened"),
+        pytest.param([(1, 3)], 5, 0.95, id="three-in-30-s-are-6-a-minute-and-allowed"),
+        pytest.param([(1, 4)], 5, 0.95 * 0.9, id="four-make-a-bad-window"),
+        pytest.param([(1, 4)], 15, 0.95 * 0.9, id="one-window-is-judged-once"),
+        pytest.param([(1, 4), (6, 1)], 10, 0.95 * 0.81, id="two-bad-windows-in-a-row"),
+        pytest.param([(1, 4)], 16, 0.95 * 0.9 + 0.05, id="it-rises-once-10-s-were-clean"),
+        pytest.param([(1, 4)], 40, 0.95, id="it-rises-no-higher-than-configured"),
+        pytest.param([(s, 9) for s in range(0, 100, 2)], 100, 0.5, id="a-storm-ends-at-the-floor"),
+    ],
+)
+def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], second: int, share: float) -> None:
+    assert steered(events, until_us=second * S).share == pytest.approx(share)
+
+
+def test_a_restarted_engine_counts_anew_and_never_below_zero() -> None:
+    ceiling = Ceiling(95, 6)
+    ceiling.observe("first", 100, 0)
+    ceiling.observe("second", 2, 1 * S)
+    ceiling.observe("second", 1, 2 * S)
+
+    assert ceiling.per_minute(2 * S) == pytest.approx(4)
+
+
+def test_what_an_engine_preempted_before_the_gate_came_is_not_held_against_it() -> None:
+    ceiling = Ceiling(95, 6)
+    ceiling.observe("boot", 1_000, 0)
+    ceiling.observe("boot", 1_000, 6 * S)
+
+    assert ceiling.share == pytest.approx(0.95)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 5)), max_size=200))
+def test_the_ceiling_stays_between_its_floor_and_its_top(moves: list[tuple[int, int]]) -> None:
+    ceiling, now_us, total = Ceiling(95, 6), 0, 0
+    for elapsed_us, new in moves:
+        now_us += elapsed_us
+        total += new
+        ceiling.observe("boot", total, now_us)
+        assert 0.5 <= ceiling.share <= 0.95
