@@ -10,6 +10,7 @@ import asyncio
 import errno
 import json
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -185,9 +186,9 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind((address, port))
         sock.listen(BACKLOG)
         sock.setblocking(False)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, os.strerror(error.errno or 0), f"{host}:{port}") from error
     return sock
 
 
