@@ -22,9 +22,7 @@ def running(request_id: str, computed: int, *, arrival: int = 0, preempted: int 
         pytest.param([running("B", 10, arrival=1), running("C", 10, arrival=2)], "C", id="the-latest-among-equals"),
         pytest.param([running("B", 40)], "A", id="the-needing-one-itself-when-it-has-least-to-lose"),
         pytest.param([running("B", 5, protected=6), running("C", 15)], "C", id="not-one-that-resumed-without-progress"),
-        pytest.param(
-            [running("B", 6, protected=6), running("C", 15)], "B", id="one-that-made-progress-may-be-chosen"
-        ),
+        pytest.param([running("B", 6, protected=6), running("C", 15)], "B", id="one-that-made-progress-may-be-chosen"),
         pytest.param([running("B", 5, preempted=3), running("C", 15)], "C", id="not-one-at-the-cap-of-preemptions"),
         pytest.param([], None, id="nobody-when-it-runs-alone"),
     ],

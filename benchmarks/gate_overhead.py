@@ -1,0 +1,74 @@
+"""What the gate adds to the time to first token: through it, and past it on the engine's own socket, in turn.
+
+One client, the demo model, a short prompt, warm. Pairs are interleaved, so that drift of the machine meets both alike.
+Also reports the resident memory of gate and engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+from pathlib import Path
+
+import yaml
+
+from load import Load, closed_loop
+from report import Bar, Report, arguments
+from sluice_operator import manifest
+from sluice_operator.local import LocalPod
+from sluice_operator.spec import parse
+
+MANIFEST = """
+apiVersion: sluice.dev/v1alpha1
+kind: InferenceService
+metadata: {name: overhead}
+spec:
+  model: {source: {demo: {name: smollm2-135m}}}
+  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
+  cache: {capacity: 256Mi}
+  accelerator: {count: 0}
+"""
+
+
+def resident_mib(pid: int) -> float:
+    """RSS of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS:"))
+    return int(line.split()[1]) / 1024
+
+
+async def measure(pairs: int) -> tuple[Load, Load, float, float]:
+    through, past = Load(1), Load(1)
+    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "gate_overhead"))
+    async with LocalPod(spec) as pod:
+        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+        await closed_loop(pod.url, "overhead", 1, 4, max_tokens=4, seed=1)
+        for i in range(pairs):
+            for load, url, uds in ((through, pod.url, None), (past, "http://engine", pod.engine_socket)):
+                one = await closed_loop(url, "overhead", 1, 1, max_tokens=4, seed=i, uds=uds)
+                load.ttft_s += one.ttft_s
+                load.gaps_s += one.gaps_s
+        return through, past, resident_mib(pod.pid("gate")), resident_mib(pod.pid("engine"))
+
+
+def main() -> int:
+    args = arguments(__doc__ or "")
+    through, past, gate_mib, engine_mib = asyncio.run(measure(20 if args.quick else 60))
+    medians = [statistics.median(load.ttft_s) * 1000 for load in (through, past)]
+    report = Report("gate_overhead")
+    report.data = {
+        "ttft_p50_ms_through_gate": round(medians[0], 2),
+        "ttft_p50_ms_past_gate": round(medians[1], 2),
+        "ratio": round(medians[0] / medians[1], 3),
+        "engine_rss_mib": round(engine_mib, 1),
+    }
+    report.bars = [
+        Bar("gate adds to TTFT p50", medians[0] - medians[1], "ms", 5.0, "lower"),
+        Bar("gate RSS", gate_mib, "MiB", 120.0, "lower"),
+    ]
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

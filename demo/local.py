@@ -1,0 +1,50 @@
+"""`make demo`: the CPU example as local processes, driven past its limits. Leaves nothing running."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from drive import run
+
+from sluice_operator import manifest
+from sluice_operator.errors import OperatorError
+from sluice_operator.local import LocalPod
+from sluice_operator.spec import parse
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "crds" / "examples" / "demo-cpu.yaml"
+
+
+async def main() -> int:
+    """0 when the promise was kept and nothing is still held afterwards."""
+    (body,) = manifest.read_file(str(EXAMPLE))
+    spec = parse(body)
+    print(f"{EXAMPLE.name}: starting engine and gate (the first time, the engine measures its step times)")
+    async with LocalPod(spec) as pod:
+        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+        state = await pod.state()
+        if state is not None and state.engine is not None and state.engine.derived is not None:
+            derived = state.engine.derived
+            print(
+                f"  ready. Derived from the promise: {derived.chunk_ceiling_tokens} prefill tokens a step at most, "
+                f"{derived.max_sequences} requests at once, {derived.kv_capacity_tokens:,} tokens of KV.\n"
+            )
+            if not derived.feasible:
+                print(f"  This machine cannot keep the promise: {derived.reason}")
+        kept = await run(
+            pod.url,
+            pod.admin_url,
+            spec.model.served_name,
+            spec.live.slo.time_to_first_token_us / 1e6,
+            spec.live.slo.inter_token_latency_us / 1e6,
+        )
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(asyncio.run(main()))
+    except OperatorError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        sys.exit(1)
