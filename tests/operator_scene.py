@@ -5,6 +5,7 @@ It lies outside `tests/operator/` since nothing in a folder of that name can be 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 from collections.abc import Mapping
@@ -187,6 +188,8 @@ class FakeCluster:
         self.writes: list[str] = []
         self.refuse: dict[str, ApiRefused] = {}
         """Kind → what its application is answered with."""
+        self.told = asyncio.Event()
+        """A status was written."""
         self._versions = itertools.count(100)
 
     async def observe(self, namespace: str, name: str) -> Observed:
@@ -226,6 +229,7 @@ class FakeCluster:
     async def apply_status(self, resource: Json, status: Mapping[str, Any]) -> None:
         self.writes.append("status")
         self.statuses.append(copy.deepcopy(dict(status)))
+        self.told.set()
 
     async def delete(self, found: Key, namespace: str) -> None:
         self.writes.append("delete " + "/".join(found))

@@ -1,0 +1,223 @@
+"""The `sluice` command: answers, exit codes, and one line for what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import operator_scene as scene
+from sluice_engine import codec
+from sluice_engine.core.steptime import StepTable
+from sluice_operator.cli import main
+
+MINIMAL = str(scene.EXAMPLES / "minimal.yaml")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main.run(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def manifest_file(tmp_path: Path) -> Any:
+    def write(spec: dict[str, Any], name: str = "chat") -> str:
+        document = {
+            "apiVersion": "sluice.dev/v1alpha1",
+            "kind": "InferenceService",
+            "metadata": {"name": name},
+            "spec": {**scene.MINIMAL_SPEC, **spec},
+        }
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("latency", "ceiling"),
+    [
+        pytest.param("150ms", 3428, id="3,428 tokens for 150 ms"),
+        pytest.param("100ms", 2000, id="2,000 tokens for 100 ms"),
+    ],
+)
+def test_check_derives_the_ceiling_of_the_planning_profile(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, latency: str, ceiling: int
+) -> None:
+    code, out, _ = run(capsys, "check", "--json", manifest_file({"slo": {"interTokenLatency": latency}}))
+
+    (verdict,) = json.loads(out)
+    assert code == 0
+    assert verdict["chunk_ceiling_tokens"] == verdict["prefill_chunk_tokens"] == ceiling
+    assert verdict["feasible"]
+
+
+def test_check_says_no_to_a_chunk_that_breaks_its_own_promise(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any
+) -> None:
+    code, out, _ = run(capsys, "check", manifest_file({"scheduling": {"prefillChunkTokens": 8192}}))
+
+    assert code == 1
+    assert "chat: the promise cannot be kept" in out
+    assert "8,192 tokens (is set); such a step takes 317 ms" in out
+    assert "the least that would work is 317 ms" in out
+
+
+def test_check_accepts_such_a_chunk_where_the_promise_is_only_observed(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any
+) -> None:
+    file = manifest_file({"scheduling": {"prefillChunkTokens": 8192}, "slo": {"enforcement": "Observe"}})
+
+    code, out, _ = run(capsys, "check", file)
+
+    assert code == 0
+    assert "SLOFeasible would be False" in out
+
+
+def test_check_says_no_when_one_of_several_breaks_its_promise(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any
+) -> None:
+    bad = manifest_file({"slo": {"interTokenLatency": "20ms"}}, name="tight")
+
+    code, out, _ = run(capsys, "check", MINIMAL, bad)
+
+    assert code == 1
+    assert "chat: the promise can be kept" in out
+    assert "tight: the promise cannot be kept" in out
+
+
+def test_check_judges_by_a_measured_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    table = StepTable(
+        decode_axis=(0, 1, 64),
+        prefill_axis=(0, 1024, 4096),
+        context_axis=(0, 1024),
+        median_us=tuple(
+            10_000 + 100 * prefill + (5_000 if decode else 0)
+            for decode in (0, 1, 64)
+            for prefill in (0, 1024, 4096)
+            for _ in (0, 1024)
+        ),
+        tail_ratio=1.0,
+        measured_on="a slow machine",
+    )
+    path = tmp_path / "table.json"
+    path.write_text(codec.to_json(table))
+
+    code, out, _ = run(capsys, "check", "--table", str(path), "--json", MINIMAL)
+
+    (verdict,) = json.loads(out)
+    assert verdict["chunk_ceiling_tokens"] == 1350, "(150 − 15) ms at 0.1 ms a token"
+    assert verdict["source"] == "measured: a slow machine"
+    assert (code, verdict["feasible"]) == (0, True)
+
+
+@pytest.mark.parametrize("path", sorted(scene.EXAMPLES.glob("invalid-*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("command", ["check", "render"])
+def test_a_manifest_that_breaks_a_rule_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], command: str, path: Path
+) -> None:
+    code, out, err = run(capsys, command, str(path))
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"sluice: {path}: InferenceService ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["check", "no-such-file.yaml"], "No such file", id="a file that is not there"),
+        pytest.param(["check", str(scene.EXAMPLES)], "Is a directory", id="a folder"),
+        pytest.param(["check"], "Missing argument", id="no file"),
+        pytest.param(["check", "--tables", "x", MINIMAL], "No such option", id="an unknown option"),
+        pytest.param(["check", "--table", "no-such-table", MINIMAL], "No such file", id="a table that is not there"),
+        pytest.param(["check", "--table", MINIMAL, MINIMAL], "is not JSON", id="a table that is none"),
+        pytest.param(["render", "--json"], "Missing argument", id="nothing to render"),
+        pytest.param(["run", "--port", "70000", MINIMAL], "70000", id="a port that does not exist"),
+        pytest.param(["no-such-command"], "No such command", id="an unknown command"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+
+    assert (code, out) == (2, "")
+    assert words in err
+    assert err.startswith("sluice: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        pytest.param("a: [", "is not YAML", id="no YAML"),
+        pytest.param("", "holds no InferenceService", id="nothing"),
+        pytest.param("kind: Pod\n", "holds no InferenceService", id="something else"),
+        pytest.param(
+            "kind: InferenceService\napiVersion: serving.kserve.io/v1\n", "no matches for kind", id="another's"
+        ),
+        pytest.param(
+            "kind: InferenceService\napiVersion: sluice.dev/v1alpha1\n", "metadata.name: Required", id="without a name"
+        ),
+        pytest.param(
+            "kind: InferenceService\napiVersion: sluice.dev/v1alpha1\nmetadata: {name: a}\n",
+            "spec",
+            id="without a spec",
+        ),
+    ],
+)
+def test_what_is_no_manifest_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+
+    code, _, err = run(capsys, "check", str(path))
+
+    assert code == 2
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_render_prints_what_would_be_applied(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "render", MINIMAL, "--namespace", "llm", "--engine-image", "mine:1")
+
+    documents = list(yaml.safe_load_all(out))
+    assert code == 0
+    assert [one["kind"] for one in documents] == ["ServiceAccount", "ConfigMap", "ConfigMap", "Service", "Deployment"]
+    assert {one["metadata"]["namespace"] for one in documents} == {"llm"}
+    assert documents[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
+
+
+def test_render_as_json_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = run(capsys, "render", MINIMAL)
+    _, document, _ = run(capsys, "render", MINIMAL, "--json")
+
+    assert json.loads(document) == list(yaml.safe_load_all(text))
+
+
+def test_every_command_has_help_and_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
+    own = [entry for entry in importlib.metadata.entry_points(group=main.GROUP) if "sluice_operator" in entry.value]
+
+    assert {entry.name for entry in own} >= {"check", "render", "run"}
+    for entry in own:
+        code, out, _ = run(capsys, entry.name, "--help")
+        assert code == 0
+        assert "--json" in out
+
+
+def test_run_refuses_a_file_with_two_services(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(f"{Path(MINIMAL).read_text()}\n---\n{Path(MINIMAL).read_text()}")
+
+    code, _, err = run(capsys, "run", str(path))
+
+    assert code == 2
+    assert "one can be run at a time" in err

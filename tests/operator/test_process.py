@@ -1,0 +1,154 @@
+"""The operator's process: settings, heartbeats, logs, and what gates answer."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import CollectorRegistry
+
+import operator_scene as scene
+from sluice_engine import codec
+from sluice_operator import config
+from sluice_operator.errors import InvalidSettings
+from sluice_operator.gates import GateClient, decode_state
+from sluice_operator.health import Health, application
+from sluice_operator.logs import JsonFormatter
+from sluice_operator.metrics import Metrics
+
+IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_GATE_IMAGE": "gate:1"}
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = config.from_environment({
+        **IMAGES, "SLUICE_WATCH_NAMESPACES": "a, b,", "SLUICE_LOG_LEVEL": "debug", "SLUICE_METRICS_PORT": "0",
+        "SLUICE_RESYNC_SECONDS": "60", "SLUICE_POLL_SECONDS": "2.5", "PATH": "/bin",
+    })  # fmt: skip
+
+    assert (settings.images.engine, settings.images.gate) == ("engine:1", "gate:1")
+    assert settings.namespaces == ("a", "b")
+    assert (settings.log_level, settings.metrics_port) == ("DEBUG", 0)
+    assert (settings.resync_s, settings.poll_s) == (60, 2.5)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param({"SLUICE_ENGINE_IMAGE": ""}, id="no engine image"),
+        pytest.param({"SLUICE_GATE_IMAGE": ""}, id="no gate image"),
+        pytest.param({"SLUICE_LOG_LEVEL": "loud"}, id="a level that is none"),
+        pytest.param({"SLUICE_METRICS_PORT": "http"}, id="a port that is no number"),
+        pytest.param({"SLUICE_METRICS_PORT": "70000"}, id="a port that does not exist"),
+        pytest.param({"SLUICE_RESYNC_SECONDS": "1"}, id="a resync without a pause"),
+        pytest.param({"SLUICE_POLL_SECONDS": "0"}, id="a poll without a pause"),
+    ],
+)
+def test_a_bad_setting_is_named(broken: dict[str, str]) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(broken))):
+        config.from_environment({**IMAGES, **broken})
+
+
+def test_the_process_says_in_one_line_what_is_wrong_with_its_settings() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "sluice_operator"], env={}, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    assert done.stderr == "sluice-operator: SLUICE_ENGINE_IMAGE must be set to the image of the engine\n"
+
+
+async def test_liveness_follows_the_heartbeats() -> None:
+    now = [0.0]
+    health = Health(lambda: now[0])
+    health.expect("resync", 60)
+    async with TestClient(TestServer(application(health, CollectorRegistry()))) as client:
+        now[0] = 60
+        assert (await client.get("/livez")).status == 200
+        now[0] = 61
+        answer = await client.get("/livez")
+        assert answer.status == 503
+        assert await answer.text() == "resync: silent for 61 s, allowed are 60 s"
+        health.beat("resync")
+        assert (await client.get("/livez")).status == 200
+
+
+async def test_readiness_waits_for_the_first_list() -> None:
+    registry = CollectorRegistry()
+    Metrics(registry)
+    health = Health(lambda: 0.0)
+    async with TestClient(TestServer(application(health, registry))) as client:
+        assert (await client.get("/readyz")).status == 503
+        health.is_synced = True
+        assert (await client.get("/readyz")).status == 200
+        assert "sluice_operator_api_writes_total" in await (await client.get("/metrics")).text()
+
+
+def test_a_log_line_is_one_json_document() -> None:
+    record = logging.makeLogRecord({"msg": "applied", "levelname": "INFO", "name": "x", "object": "Service/chat"})
+
+    line = json.loads(JsonFormatter().format(record))
+
+    assert line["message"] == "applied"
+    assert line["object"] == "Service/chat"
+
+
+STATE = codec.to_json(scene.gate_state()).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "is_understood"),
+    [
+        pytest.param(STATE, True, id="a state"),
+        pytest.param(STATE.replace(b"{", b'{"new_field":1,', 1), True, id="a state with a newer field"),
+        pytest.param(
+            STATE.replace(b'"schema_version":"1.0"', b'"schema_version":"2.0"'), False, id="another major version"
+        ),
+        pytest.param(b"<html>", False, id="no JSON"),
+        pytest.param(b"{}", False, id="something else"),
+        pytest.param(b"\xff", False, id="no text"),
+    ],
+)
+def test_only_a_state_of_a_known_version_is_understood(content: bytes, *, is_understood: bool) -> None:
+    assert (decode_state(content) is not None) is is_understood
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_understood"),
+    [
+        pytest.param(web.Response(body=STATE), True, id="a gate"),
+        pytest.param(web.Response(status=503), False, id="a gate that cannot say"),
+        pytest.param(web.Response(body=b"x" * (9 << 20)), False, id="an endless answer"),
+    ],
+)
+async def test_a_gate_is_asked(answer: web.Response, *, is_understood: bool) -> None:
+    async def state(_: web.Request) -> web.StreamResponse:
+        return answer
+
+    app = web.Application()
+    app.router.add_get("/state", state)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        found = await GateClient(session).state_at(str(server.make_url("")).rstrip("/"))
+
+    assert (found is not None) is is_understood
+
+
+async def test_a_pod_that_does_not_answer_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def state_at(self: GateClient, url: str) -> Any:
+        asked.append(url)
+        return scene.gate_state() if "10.0.0.1" in url else None
+
+    monkeypatch.setattr(GateClient, "state_at", state_at)
+    async with aiohttp.ClientSession() as session:
+        states = await GateClient(session).states({"a": "10.0.0.1", "b": "10.0.0.2", "c": "fd00::1"})
+
+    assert list(states) == ["a"]
+    assert asked == ["http://10.0.0.1:9090", "http://10.0.0.2:9090", "http://[fd00::1]:9090"]

@@ -1,0 +1,321 @@
+"""The reconcile against a fake API server: it sends what is needed, and then nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import operator_scene as scene
+from sluice_operator.changes import transitions
+from sluice_operator.config import Settings
+from sluice_operator.errors import ApiRefused
+from sluice_operator.metrics import Metrics
+from sluice_operator.reconcile import Reconciler, Service
+from sluice_operator.status import condition
+
+Json = dict[str, Any]
+
+
+class World:
+    """A reconciler, what it writes to, and its clock."""
+
+    def __init__(self) -> None:
+        self.cluster, self.gates, self.time_s = scene.FakeCluster(), scene.FakeGates(), 0.0
+        self.registry = CollectorRegistry()
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.gates,
+            Settings(images=scene.IMAGES),
+            Metrics(self.registry),
+            clock=lambda: self.time_s,
+            wall_clock=lambda: 1.8e9 + self.time_s,
+            now=lambda: f"2026-01-01T00:00:{int(self.time_s) % 60:02d}Z",
+        )
+
+    def service(self, body: Json | None = None) -> Service:
+        """A service whose task the test plays itself."""
+        service = Service(body=body or scene.body(), status={})
+        service.wake.set()
+        return service
+
+    async def look(self, service: Service) -> list[str]:
+        """One turn after a change; returns what it wrote."""
+        self.cluster.writes.clear()
+        service.wake.set()
+        await self.reconciler.look(service)
+        return list(self.cluster.writes)
+
+    def serve(self) -> None:
+        """The Deployment's controller and the kubelet do their part."""
+        deployment = self.cluster.objects["Deployment", "chat"]
+        deployment["status"] = {"observedGeneration": deployment["metadata"]["generation"]}
+        self.cluster.replica_sets = [scene.replica_set("new", 1)]
+        self.cluster.pods = [scene.pod()]
+        self.gates.known = {"chat-new-1": scene.gate_state()}
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.reconciler.close()
+
+
+async def test_a_new_service_gets_its_objects_in_order_and_a_status(world: World) -> None:
+    written = await world.look(world.service())
+
+    kinds = [write.split("/")[0] for write in written]
+    assert kinds == [
+        "apply ServiceAccount",
+        "apply ConfigMap",
+        "apply ConfigMap",
+        "apply Service",
+        "apply Deployment",
+        "status",
+    ]
+    assert condition(world.cluster.statuses[-1], "Ready")["reason"] == "Applying"
+
+
+async def test_a_second_look_sends_nothing(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+
+    assert await world.look(service) == []
+    assert await world.look(service) == []
+
+
+async def test_a_service_that_serves_is_told_once(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+
+    assert await world.look(service) == ["status", "event"]
+    world.time_s += 3600
+    assert await world.look(service) == []
+    assert condition(world.cluster.statuses[-1], "Ready")["status"] == "True"
+    assert world.cluster.events == [("Normal", "Ready", "All 1 of 1 replicas serve.")]
+
+
+async def test_between_events_only_the_pods_are_asked(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    await world.look(service)
+    observations = world.count("sluice_operator_reconciles_total", outcome="ok")
+
+    world.gates.known = {"chat-new-1": scene.gate_state(is_open=False)}
+    await world.reconciler.look(service)
+
+    assert world.count("sluice_operator_reconciles_total", outcome="ok") == observations
+    assert condition(world.cluster.statuses[-1], "AdmissionOpen")["reason"] == "Busy"
+
+
+async def test_drift_heals(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+
+    world.cluster.drift(("Deployment", "chat"))
+
+    assert await world.look(service) == ["apply Deployment/chat"]
+    assert await world.look(service) == []
+
+
+async def test_what_was_deleted_comes_back(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+
+    del world.cluster.objects["Service", "chat"]
+
+    assert await world.look(service) == ["apply Service/chat"]
+
+
+async def test_a_new_spec_is_not_ready_because_the_old_one_was(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    await world.look(service)
+
+    service.body = scene.body({"scheduling": {"maxSequences": 4}}, generation=2)
+    written = await world.look(service)
+
+    assert written[-1] == "event"
+    assert any(write.startswith("apply Deployment") for write in written)
+    status = world.cluster.statuses[-1]
+    assert (status["observedGeneration"], condition(status, "Ready")["reason"]) == (2, "Applying")
+
+
+async def test_an_old_config_map_goes_once_no_replica_set_names_it(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    old = next(name for kind, name in world.cluster.objects if kind == "ConfigMap" and "-config-" in name)
+    world.cluster.replica_sets = [scene.replica_set("old", 1, config_maps=(old,))]
+
+    service.body = scene.body({"scheduling": {"maxSequences": 4}}, generation=2)
+    first = await world.look(service)
+    world.cluster.replica_sets = [scene.replica_set("new", 2)]
+    second = await world.look(service)
+
+    assert f"delete ConfigMap/{old}" not in first
+    assert second == [f"delete ConfigMap/{old}"]
+
+
+@pytest.mark.parametrize("labelled", [True, False], ids=["with our labels", "without any label of ours"])
+async def test_an_object_of_somebody_else_is_left_alone(world: World, labelled: bool) -> None:  # noqa: FBT001  # a case
+    theirs: Json = {
+        "kind": "Service",
+        "metadata": {"name": "chat", "uid": "theirs", "resourceVersion": "5", "generation": 1},
+        "spec": {"selector": {"app": "theirs"}},
+    }
+    if labelled:
+        theirs["metadata"]["labels"] = {"sluice.dev/inferenceservice": "chat"}
+    world.cluster.objects["Service", "chat"] = theirs
+
+    service = world.service()
+    written = await world.look(service)
+
+    assert "apply Service/chat" not in written
+    assert world.cluster.objects["Service", "chat"]["spec"] == {"selector": {"app": "theirs"}}
+    failure = world.cluster.statuses[-1]["failure"]
+    assert failure["reason"] == "NameTaken"
+    assert "Service chat exists and belongs to something else" in failure["message"]
+    assert await world.look(service) == [], "and it is told once"
+
+
+async def test_our_own_object_without_its_labels_is_ours_again(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+
+    world.cluster.objects["Service", "chat"]["metadata"]["labels"] = {}
+
+    assert await world.look(service) == ["apply Service/chat"]
+
+
+async def test_what_the_api_server_refuses_shows_in_the_status(world: World) -> None:
+    world.cluster.refuse["Deployment"] = ApiRefused(
+        422, "Invalid", "spec.template.spec.volumes[6].name: Duplicate value"
+    )
+
+    service = world.service()
+    await world.look(service)
+
+    status = world.cluster.statuses[-1]
+    assert status["failure"]["reason"] == "DeploymentRefused"
+    assert "Duplicate value" in status["failure"]["message"]
+    assert world.count("sluice_operator_reconciles_total", outcome="refused") == 1
+    world.cluster.refuse.clear()
+    await world.look(service)
+    assert "failure" not in world.cluster.statuses[-1]
+
+
+@pytest.mark.parametrize("code", [401, 409, 429, 500, 503])
+async def test_a_passing_refusal_is_tried_again_and_accuses_nobody(world: World, code: int) -> None:
+    world.cluster.refuse["Deployment"] = ApiRefused(code, "", "later")
+
+    with pytest.raises(ApiRefused):
+        await world.look(world.service())
+
+    assert world.cluster.statuses == []
+
+
+async def test_a_spec_that_cannot_be_understood_changes_nothing(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    service.body = scene.body(generation=2)
+    del service.body["spec"]["slo"]
+
+    written = await world.look(service)
+
+    assert written == ["status", "event"]
+    assert world.cluster.statuses[-1]["failure"]["reason"] == "InvalidSpec"
+
+
+async def test_a_resource_on_its_way_out_is_not_touched(world: World) -> None:
+    body = scene.body()
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    assert await world.look(world.service(body)) == []
+
+
+async def test_events_wake_the_service_that_they_belong_to(world: World) -> None:
+    world.reconciler.see(scene.body())
+    service = world.reconciler._services["llm", "chat"]
+    service.wake.clear()
+
+    world.reconciler.touch("llm", "another")
+    assert not service.wake.is_set()
+    world.reconciler.touch("llm", "chat")
+    assert service.wake.is_set()
+
+
+async def test_our_own_status_write_wakes_nobody_and_a_new_generation_does(world: World) -> None:
+    world.reconciler.see(scene.body())
+    service = world.reconciler._services["llm", "chat"]
+    service.wake.clear()
+
+    world.reconciler.see({**scene.body(), "status": {"replicas": 1}})
+    assert not service.wake.is_set()
+    world.reconciler.see(scene.body(generation=2))
+    assert service.wake.is_set()
+
+
+async def test_a_recreated_resource_starts_afresh(world: World) -> None:
+    world.reconciler.see(scene.body())
+    first = world.reconciler._services["llm", "chat"]
+
+    world.reconciler.see(scene.body(uid="another"))
+
+    assert world.reconciler._services["llm", "chat"] is not first
+    assert world.count("sluice_operator_services") == 1
+
+
+async def test_a_resync_forgets_what_is_gone_and_suspects_a_watch_that_brought_too_little(world: World) -> None:
+    world.reconciler.see(scene.body())
+    world.reconciler.see(scene.body(name="gone", uid="gone"))
+
+    world.reconciler.resync([scene.body()])
+    assert set(world.reconciler._services) == {("llm", "chat")}
+    assert not world.reconciler.is_watch_suspect
+
+    world.reconciler.resync([scene.body(generation=2)])
+    assert world.reconciler.is_watch_suspect
+
+
+async def test_a_task_a_service_carries_all_this_out(world: World) -> None:
+    world.reconciler.see(scene.body())
+
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+
+    assert ("Deployment", "chat") in world.cluster.objects
+    world.reconciler.forget("llm", "chat")
+    assert world.count("sluice_operator_services") == 0
+
+
+FAILING = {
+    "conditions": [{"type": "Ready", "status": "False", "reason": "X", "message": "m"}],
+    "failure": {"reason": "X", "message": "m"},
+}
+READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": "all"}]}
+SLOW = {"conditions": [{"type": "Ready", "status": "False", "reason": "PromiseInfeasible", "message": "no"}]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "events"),
+    [
+        pytest.param({}, READY, [("Normal", "Ready", "all")], id="ready for the first time"),
+        pytest.param(READY, READY, [], id="still ready"),
+        pytest.param(READY, FAILING, [("Warning", "X", "m")], id="a failure is told once, not twice"),
+        pytest.param(FAILING, FAILING, [], id="the same failure"),
+        pytest.param(READY, SLOW, [("Warning", "PromiseInfeasible", "no")], id="not ready without a failure"),
+        pytest.param({}, SLOW, [], id="not ready yet"),
+    ],
+)
+def test_a_transition_is_worth_an_event(old: Json, new: Json, events: list[tuple[str, str, str]]) -> None:
+    assert transitions(old, new) == events
