@@ -1,0 +1,279 @@
+"""The client of the API server, against a server that records what it is asked; and the watches on top of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiClient, Configuration
+from prometheus_client import CollectorRegistry
+
+import operator_scene as scene
+from sluice_operator import kube, watches
+from sluice_operator.config import Settings
+from sluice_operator.errors import ApiRefused
+from sluice_operator.health import Health
+from sluice_operator.kube import RIGHTS, Kube, WatchExpired
+from sluice_operator.metrics import Metrics
+from sluice_operator.reconcile import Reconciler
+
+Json = dict[str, Any]
+ITEM = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "llm"}, "spec": {}}
+
+
+@dataclass
+class Recorder:
+    """Answers by method and path; what is not set answers with an empty object."""
+
+    answers: dict[str, web.Response | list[web.Response]] = field(default_factory=dict)
+    asked: list[tuple[str, str, dict[str, str], Any, str]] = field(default_factory=list)
+
+    async def handle(self, request: web.Request) -> web.Response:
+        text = await request.text()
+        where = f"{request.method} {request.path}"
+        kind = request.headers.get("Content-Type", "")
+        self.asked.append((request.method, request.path, dict(request.query), json.loads(text) if text else None, kind))
+        answer = self.answers.get(where, web.json_response({}))
+        if isinstance(answer, list):
+            return answer.pop(0) if len(answer) > 1 else web.Response(status=500)
+        return answer
+
+
+@dataclass
+class Api:
+    kube: Kube
+    recorder: Recorder
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Api]:
+    recorder = Recorder()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", recorder.handle)
+    configuration = Configuration()
+    async with TestServer(app) as server:
+        configuration.host = str(server.make_url("")).rstrip("/")
+        async with ApiClient(configuration) as client:
+            yield Api(Kube(client), recorder)
+
+
+def refusal(status: int, reason: str, message: str) -> web.Response:
+    return web.json_response({"kind": "Status", "reason": reason, "message": message, "code": status}, status=status)
+
+
+async def test_apply_is_server_side_forced_and_signed(api: Api) -> None:
+    await api.kube.apply(ITEM)
+
+    ((method, path, query, sent, kind),) = api.recorder.asked
+    assert (method, path) == ("PATCH", "/api/v1/namespaces/llm/services/chat")
+    assert query == {"fieldManager": "sluice", "force": "true"}
+    assert (sent, kind) == (ITEM, "application/apply-patch+yaml")
+
+
+async def test_a_status_is_applied_to_the_very_resource(api: Api) -> None:
+    await api.kube.apply_status(scene.body(), {"replicas": 1})
+
+    ((_, path, _, sent, _),) = api.recorder.asked
+    assert path == "/apis/sluice.dev/v1alpha1/namespaces/llm/inferenceservices/chat/status"
+    assert sent["metadata"] == {"name": "chat", "namespace": "llm", "uid": scene.UID}
+    assert sent["status"] == {"replicas": 1}
+    assert "spec" not in sent
+
+
+async def test_everything_of_a_service_is_found_by_label(api: Api) -> None:
+    pods = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [scene.pod()]}
+    empty = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
+    for plural in ("serviceaccounts", "configmaps", "pods"):
+        api.recorder.answers[f"GET /api/v1/namespaces/llm/{plural}"] = web.json_response(empty)
+    for plural in ("deployments", "replicasets"):
+        api.recorder.answers[f"GET /apis/apps/v1/namespaces/llm/{plural}"] = web.json_response(empty)
+    api.recorder.answers["GET /api/v1/namespaces/llm/pods"] = web.json_response(pods)
+    without_kind = {key: value for key, value in ITEM.items() if key not in {"kind", "apiVersion"}}
+    services = web.json_response({"apiVersion": "v1", "metadata": {}, "items": [without_kind]})
+    api.recorder.answers["GET /api/v1/namespaces/llm/services"] = services
+
+    seen = await api.kube.observe("llm", "chat")
+
+    assert list(seen.owned) == [("Service", "chat")]
+    assert [pod["metadata"]["name"] for pod in seen.pods] == ["chat-new-1"]
+    selectors = {query["labelSelector"] for _, _, query, _, _ in api.recorder.asked}
+    assert selectors == {"app.kubernetes.io/managed-by=sluice-operator,sluice.dev/inferenceservice=chat"}
+
+
+async def test_a_refusal_carries_the_servers_own_words(api: Api) -> None:
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = refusal(422, "Invalid", "spec.ports: Required")
+
+    with pytest.raises(ApiRefused, match=r"spec\.ports: Required") as refused:
+        await api.kube.apply(ITEM)
+
+    assert (refused.value.status, refused.value.reason) == (422, "Invalid")
+
+
+async def test_an_answer_that_is_no_json_is_a_refusal_too(api: Api) -> None:
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = web.Response(status=502, text="<html>bad")
+
+    with pytest.raises(ApiRefused, match="<html>bad"):
+        await api.kube.apply(ITEM)
+
+
+async def test_what_is_not_there_is_none_and_may_be_deleted(api: Api) -> None:
+    for method in ("GET", "DELETE"):
+        api.recorder.answers[f"{method} /api/v1/namespaces/llm/services/chat"] = refusal(404, "NotFound", "not found")
+
+    assert await api.kube.read("Service", "llm", "chat") is None
+    await api.kube.delete(("Service", "chat"), "llm")
+
+
+@pytest.mark.parametrize(("status", "served"), [(200, True), (404, False)])
+async def test_it_knows_whether_the_crd_is_there(api: Api, status: int, *, served: bool) -> None:
+    api.recorder.answers["GET /apis/sluice.dev/v1alpha1"] = web.json_response({}, status=status)
+
+    assert await api.kube.serves_our_kind() is served
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "paths"),
+    [
+        pytest.param((), ["/apis/sluice.dev/v1alpha1/inferenceservices"], id="all at once"),
+        pytest.param(
+            ("a", "b"),
+            [f"/apis/sluice.dev/v1alpha1/namespaces/{name}/inferenceservices" for name in "ab"],
+            id="each that is watched",
+        ),
+    ],
+)
+async def test_services_are_listed_where_they_are_watched(
+    api: Api, namespaces: tuple[str, ...], paths: list[str]
+) -> None:
+    for path in paths:
+        page = {"apiVersion": "sluice.dev/v1alpha1", "items": [{"metadata": {"name": "x"}}]}
+        api.recorder.answers[f"GET {path}"] = web.json_response(page)
+
+    listed = await api.kube.list_services(namespaces)
+
+    assert [path for _, path, _, _, _ in api.recorder.asked] == paths
+    assert {(item["kind"], item["apiVersion"]) for item in listed} == {("InferenceService", "sluice.dev/v1alpha1")}
+
+
+async def test_an_event_names_the_resource(api: Api) -> None:
+    await api.kube.post_event(scene.body(), "Warning", "ModelMissing", "no such folder", "2026-01-01T00:00:00Z")
+
+    ((method, path, _, sent, _),) = api.recorder.asked
+    assert (method, path) == ("POST", "/api/v1/namespaces/llm/events")
+    assert sent["involvedObject"]["uid"] == scene.UID
+    assert (sent["type"], sent["reason"], sent["message"]) == ("Warning", "ModelMissing", "no such folder")
+
+
+def lines(*events: Json) -> web.Response:
+    return web.Response(text="".join(json.dumps(event) + "\n" for event in events))
+
+
+def event(kind: str, version: str, name: str | None = "chat") -> Json:
+    metadata = {
+        "resourceVersion": version,
+        "namespace": "llm",
+        "labels": {"sluice.dev/inferenceservice": name} if name else {},
+    }
+    return {"type": kind, "object": {"kind": "Pod", "metadata": metadata}}
+
+
+async def test_a_watch_follows_our_children_with_bookmarks(api: Api) -> None:
+    api.recorder.answers["GET /api/v1/pods"] = lines(event("ADDED", "5"), event("BOOKMARK", "9", None))
+
+    seen = [(kind, item["metadata"]["resourceVersion"]) async for kind, item in api.kube.watch_children("Pod", "", "4")]
+
+    assert seen == [("ADDED", "5"), ("BOOKMARK", "9")]
+    ((_, _, query, _, _),) = api.recorder.asked
+    assert query["labelSelector"] == "app.kubernetes.io/managed-by=sluice-operator"
+    assert (query["resourceVersion"], query["allowWatchBookmarks"]) == ("4", "true")
+    assert int(query["timeoutSeconds"]) > 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(refusal(410, "Expired", "too old resource version"), id="as an answer"),
+        pytest.param(lines({"type": "ERROR", "object": {"code": 410, "reason": "Expired"}}), id="as an event"),
+    ],
+)
+async def test_a_version_that_is_too_old_ends_the_watch(api: Api, answer: web.Response) -> None:
+    api.recorder.answers["GET /api/v1/pods"] = answer
+
+    with pytest.raises(WatchExpired):
+        [_ async for _ in api.kube.watch_children("Pod", "", "4")]
+
+
+class Script:
+    """Children whose watches end as the script says; after it, the test's task is told."""
+
+    def __init__(self, *streams: list[tuple[str, Json]] | Exception) -> None:
+        self.streams, self.calls, self.over = list(streams), list[str](), asyncio.Event()
+
+    async def list_children(self, kind: str, namespace: str) -> tuple[list[Json], str]:
+        self.calls.append("list")
+        return [], "10"
+
+    async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Json]]:
+        self.calls.append(f"watch {since}")
+        if not self.streams:
+            self.over.set()
+            await asyncio.Event().wait()
+        stream = self.streams.pop(0)
+        if isinstance(stream, Exception):
+            raise stream
+        for one in stream:
+            yield one
+
+
+@pytest.mark.parametrize(
+    ("streams", "calls"),
+    [
+        pytest.param(
+            ([("MODIFIED", event("", "11")["object"]), ("BOOKMARK", event("", "15", None)["object"])],),
+            ["list", "watch 10", "watch 15"],
+            id="a stream that ends goes on where it was",
+        ),
+        pytest.param((WatchExpired(),), ["list", "watch 10", "list", "watch 10"], id="an expired one lists again"),
+        pytest.param(
+            (ApiRefused(403, "Forbidden", "no"),),
+            ["list", "watch 10", "list", "watch 10"],
+            id="a refused one lists again",
+        ),
+        pytest.param((TimeoutError(),), ["list", "watch 10", "list", "watch 10"], id="a silent one lists again"),
+    ],
+)
+async def test_a_watch_never_ends(streams: tuple[Any, ...], calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watches, "_RETRY_S", 0)
+    script, metrics = Script(*streams), Metrics(CollectorRegistry())
+    reconciler = Reconciler(
+        scene.FakeCluster(), scene.FakeGates(), Settings(images=scene.IMAGES), metrics,
+        clock=lambda: 0.0, wall_clock=lambda: 0.0, now=lambda: "",
+    )  # fmt: skip
+    touched: list[tuple[str, str]] = []
+    monkeypatch.setattr(reconciler, "touch", lambda *place: touched.append(place))
+    following = asyncio.create_task(
+        watches.follow(script, "Pod", "", reconciler, health=Health(lambda: 0.0), metrics=metrics)
+    )
+
+    async with asyncio.timeout(10):
+        await script.over.wait()
+    following.cancel()
+
+    assert script.calls == calls
+    assert touched == [("llm", "chat")] * sum(isinstance(stream, list) for stream in streams)
+
+
+def test_no_right_is_wider_than_the_verbs_that_are_used() -> None:
+    written = {("", "configmaps"), ("", "serviceaccounts"), ("", "services"), ("apps", "deployments")}
+
+    for (group, resource), verbs in RIGHTS.items():
+        assert "*" not in {group, resource, *verbs}
+        assert ("create" in verbs) == ((group, resource) in written | {("", "events")})
+        assert ("delete" in verbs) == (resource == "configmaps")
+    assert set(kube.OWNED_KINDS) == {"ServiceAccount", "ConfigMap", "Service", "Deployment"}

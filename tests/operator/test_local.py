@@ -1,0 +1,107 @@
+"""A pod as local processes: real programs, a real model, and nothing left running."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import operator_scene as scene
+from sluice_operator.errors import PodFailed
+from sluice_operator.local import LocalPod
+
+pytestmark = pytest.mark.slow
+
+BROKEN = {
+    "model": {"source": {"image": {"path": "/no/such/model"}}},
+    "accelerator": {"count": 0},
+    "cache": {"capacity": "64Mi"},
+}
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def complete(url: str, **body: Any) -> dict[str, Any]:
+    sent = {"model": "smollm2-135m", "prompt": "The sky is", "max_tokens": 4, **body}
+    async with aiohttp.ClientSession() as session, session.post(f"{url}/v1/completions", json=sent) as response:
+        assert response.status == 200, await response.text()
+        answer: dict[str, Any] = await response.json()
+        return answer
+
+
+async def test_the_demo_serves_and_leaves_nothing_running(tmp_path: Path) -> None:
+    said: list[str] = []
+    async with LocalPod(scene.example("demo-cpu"), cache_dir=tmp_path) as pod:
+        await pod.wait_ready(progress=said.append)
+        answer = await complete(pod.url)
+        state = await pod.state()
+        pids = [pod.pid("gate"), pod.pid("engine")]
+        folder = pod.log_path("gate").parent
+
+    assert answer["usage"]["completion_tokens"] == 4
+    assert state is not None
+    assert state.ready
+    assert said[0] == "starting"
+    assert not any(is_running(pid) for pid in pids)
+    assert not folder.exists()
+    assert os.listdir(tmp_path), "the step table is kept"  # noqa: PTH208  # a Path would be refused in async code
+
+
+async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
+    async with LocalPod(scene.spec(BROKEN), cache_dir=tmp_path) as pod:
+        with pytest.raises(PodFailed, match=r"ModelMissing: .*/no/such/model"):
+            await pod.wait_ready()
+        gate = pod.pid("gate")
+
+    assert not is_running(gate)
+
+
+async def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        async with LocalPod(scene.example("demo-cpu"), port=port, cache_dir=tmp_path) as pod:
+            with pytest.raises(PodFailed, match=r"the gate ended .*in use"):
+                await pod.wait_failed()
+
+
+async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from sluice_operator.cli.main import main; main()", "run", "--json"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        str(scene.EXAMPLES / "demo-cpu.yaml"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(300):
+            served = json.loads(await process.stdout.readline())
+        answer = await complete(served["url"])
+        process.send_signal(signal.SIGINT)
+        async with asyncio.timeout(60):
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert process.returncode == 0, errors.decode()
+    assert errors.decode().rstrip().endswith("stopped")
