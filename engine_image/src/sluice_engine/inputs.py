@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import ScheduledRequest, StepPlan
+from sluice_engine.core.request import Request
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,7 +92,7 @@ class SlotRows:
         self._block_tokens = block_tokens
         self._width = blocks_for(max_length_tokens, block_tokens)
         self._tables: Ints = np.zeros((0, self._width), dtype=np.int64)
-        self._owners: list[tuple[str, int] | None] = []
+        self._owners: list[tuple[Request, int] | None] = []
         self._filled: list[int] = []
 
     def table(self, entry: ScheduledRequest, num_tokens: int) -> Ints:
@@ -99,9 +100,9 @@ class SlotRows:
         slot, blocks = entry.slot, entry.request.blocks
         if slot >= len(self._owners):
             self._grow(slot + 1)
-        owner = (entry.request.id, entry.incarnation)
-        if self._owners[slot] != owner:
-            self._owners[slot], self._filled[slot] = owner, 0
+        owner = self._owners[slot]
+        if owner is None or owner[0] is not entry.request or owner[1] != entry.incarnation:
+            self._owners[slot], self._filled[slot] = (entry.request, entry.incarnation), 0
         filled = self._filled[slot]
         if filled < len(blocks):
             self._tables[slot, filled : len(blocks)] = blocks[filled:]

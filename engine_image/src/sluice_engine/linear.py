@@ -1,4 +1,8 @@
-"""A matrix product with fixed weights, in whatever form the device multiplies fastest."""
+"""A matrix product with fixed weights, in whatever form the device multiplies fastest.
+
+On a CPU the weights are reordered once into oneDNN's blocked layout: up to twice as fast as rows for the few tokens of a
+decode step. Results differ from those of the plain form by rounding alone.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+# The hint picks the blocking: that of a decode batch, which suits prefill as well; the other way round it does not.
+_BATCH_HINT = 64
+
 
 class Linear:
     """x ↦ x Wᵀ for weights [out, in]."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
+        self._is_packed = weight.device.type == "cpu" and _can_pack(weight.dtype)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _BATCH_HINT) if self._is_packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] → [T, out]"""
+        """[T, in] → [T, out], contiguous."""
+        if self._is_packed:
+            product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
+            return product
         return linear(x, self._weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """[T, out]: the residual plus the product."""
+        if self._is_packed:
+            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, None, "add")
+            return total
         return torch.addmm(residual, x, self._weight.t())
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32
