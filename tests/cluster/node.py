@@ -54,10 +54,10 @@ def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
 def main() -> int:
     """What the command line asks for: an exit code, and one line for every expected trouble."""
     asked = _arguments()
-    if asked.verb == "inside":
-        return boot.main(asked.folder, asked.command)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
+        if asked.verb == "inside":
+            return boot.main(asked.folder, asked.command)
         folders, unpacked, torch = _build(Progress(sys.stderr))
         if asked.verb == "build":
             return 0

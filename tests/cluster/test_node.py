@@ -75,8 +75,7 @@ def test_a_restricted_namespace_refuses_a_pod_that_asks_for_more(node: Cluster, 
 def test_on_deletion_both_hooks_start_and_the_native_sidecar_is_told_last(
     node: Cluster, namespace: str, tmp_path: Path
 ) -> None:
-    for folder in (tmp_path, *tmp_path.parents[:3]):
-        folder.chmod(0o777)
+    tmp_path.chmod(0o777)  # the pod writes as somebody else
     diary = node.mount(namespace, "diary", tmp_path, "/diary", read_only=False)
     life = "trap 'echo {0} was told to stop >> /diary/all; exit 0' TERM; touch /diary/{0}; while :; do sleep 0.05; done"
     engine_hook = "echo engine hook >> /diary/all; while [ ! -e /diary/drained ]; do sleep 0.05; done"
@@ -143,7 +142,9 @@ def test_a_pod_that_asks_for_a_gpu_waits_until_the_node_offers_one(node: Cluster
     node.apply(pod("wants", wants), namespace=namespace)
 
     def scheduled() -> dict[str, Any]:
-        return {c["type"]: c for c in node.get("pod", "wants", namespace)["status"]["conditions"]}["PodScheduled"]
+        conditions = {c["type"]: c for c in node.get("pod", "wants", namespace)["status"]["conditions"]}
+        found: dict[str, Any] = conditions["PodScheduled"]
+        return found
 
     node.wait_for("it cannot be scheduled", lambda: scheduled()["status"] == "False")
     assert "Insufficient nvidia.com/gpu" in scheduled()["message"]

@@ -49,6 +49,7 @@ class Node:
             "KUBECONFIG": str(self.run / "kubeconfig"),
             "CONTAINERD_ADDRESS": str(self.run / "containerd.sock"),
             "CONTAINERD_NAMESPACE": "k8s.io",
+            "KUBECACHEDIR": str(self.run / "kubecache"),
             "HELM_CACHE_HOME": str(self.run / "helm"),
             "HELM_CONFIG_HOME": str(self.run / "helm"),
             "HELM_DATA_HOME": str(self.run / "helm"),

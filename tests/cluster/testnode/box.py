@@ -61,9 +61,9 @@ def check_machine() -> None:
         raise Missing("root: namespaces, cgroups and container images need it")
     if not _cgroup_parents():
         raise Missing(f"cgroups that can be written, under {CGROUPS}")
-    tried = subprocess.run(["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False)
-    if tried.returncode:
-        raise Missing("namespaces: `unshare --net --mount --pid --fork true` fails here")
+    enter = ["unshare", "--net", "--mount", "--pid", "--fork", "true"]
+    if shutil.which("unshare") and subprocess.run(enter, capture_output=True, check=False).returncode:
+        raise Missing(f"namespaces: `{' '.join(enter)}` fails here")
 
 
 def run(inside: Sequence[str], command: Sequence[str], programs: Sequence[Path], store: Path, torch: Path) -> int:
@@ -175,4 +175,6 @@ def _keep_logs(folder: Path) -> None:
     kept.mkdir(parents=True)
     for log in folder.glob("*.log"):
         shutil.copy(log, kept)
-    print(f"node: the logs of its programs are in {kept}", file=sys.stderr)
+    if (folder / "podlogs").is_dir():
+        shutil.copytree(folder / "podlogs", kept / "podlogs", symlinks=True)
+    print(f"node: the logs of its programs and pods are in {kept}", file=sys.stderr)

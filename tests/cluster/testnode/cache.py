@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,14 +45,18 @@ def lock(path: Path) -> Iterator[None]:
     """Holds the one lock of a path, across processes; freed by the kernel when its holder dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{path.name}: waiting for another run that is at it", file=sys.stderr, flush=True)
+            fcntl.flock(held, fcntl.LOCK_EX)
         yield
 
 
-def ensure(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 1) -> Path:
+def ensure(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 2) -> Path:
     """The entry of that kind and key, made in a temporary folder and renamed when it is whole.
 
-    Of its kind the `keep` entries used last stay; older ones go once a new one is there.
+    Of its kind the `keep` entries used last stay, since a run beside this one may use another; older ones go.
     """
     entry = folder() / kind / key
     with lock(folder() / kind):

@@ -34,8 +34,12 @@ def run(
     *,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
+    gently: bool = False,
 ) -> None:
     """Runs one program to its end, with its output in a log of that name.
+
+    Args:
+        gently: at low priority, for a build of minutes beside which the machine should stay usable.
 
     Raises:
         Missing: it failed since a registry could not be reached.
@@ -47,9 +51,8 @@ def run(
         out.write(f"$ {' '.join(map(str, argv))}\n".encode())
         out.flush()
         with _lock:
-            # Low priority: a build of minutes should not make the machine unusable.
             process = subprocess.Popen(
-                ["nice", "-n", "10", *map(str, argv)],
+                [*(["nice", "-n", "10"] if gently else []), *map(str, argv)],
                 cwd=cwd,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
