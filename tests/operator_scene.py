@@ -236,6 +236,8 @@ class FakeCluster:
         self.objects.pop(found, None)
 
     async def post_event(self, resource: Json, kind: str, reason: str, message: str, now: str) -> None:
+        if refused := self.refuse.get("Event"):
+            raise refused
         self.writes.append("event")
         self.events.append((kind, reason, message))
 

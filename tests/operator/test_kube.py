@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 import operator_scene as scene
 from sluice_operator import kube, watches
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused
+from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.health import Health
 from sluice_operator.kube import RIGHTS, Kube, WatchExpired
 from sluice_operator.metrics import Metrics
@@ -113,6 +113,15 @@ async def test_a_refusal_carries_the_servers_own_words(api: Api) -> None:
         await api.kube.apply(ITEM)
 
     assert (refused.value.status, refused.value.reason) == (422, "Invalid")
+
+
+async def test_a_namespace_that_ends_is_told_apart(api: Api) -> None:
+    status = {"reason": "Forbidden", "message": "no", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
+    answer = web.json_response(status, status=403)
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = answer
+
+    with pytest.raises(NamespaceEnds):
+        await api.kube.apply(ITEM)
 
 
 async def test_an_answer_that_is_no_json_is_a_refusal_too(api: Api) -> None:

@@ -27,6 +27,12 @@ BROKEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all: the step table that the first start measures serves the others."""
+    return tmp_path_factory.mktemp("cache") / "sluice" / "step-times"
+
+
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -43,9 +49,9 @@ async def complete(url: str, **body: Any) -> dict[str, Any]:
         return answer
 
 
-async def test_the_demo_serves_and_leaves_nothing_running(tmp_path: Path) -> None:
+async def test_the_demo_serves_and_leaves_nothing_running(cache: Path) -> None:
     said: list[str] = []
-    async with LocalPod(scene.example("demo-cpu"), cache_dir=tmp_path) as pod:
+    async with LocalPod(scene.example("demo-cpu"), cache_dir=cache) as pod:
         await pod.wait_ready(progress=said.append)
         answer = await complete(pod.url)
         state = await pod.state()
@@ -58,11 +64,11 @@ async def test_the_demo_serves_and_leaves_nothing_running(tmp_path: Path) -> Non
     assert said[0] == "starting"
     assert not any(is_running(pid) for pid in pids)
     assert not folder.exists()
-    assert os.listdir(tmp_path), "the step table is kept"  # noqa: PTH208  # a Path would be refused in async code
+    assert os.listdir(cache), "the step table is kept"  # noqa: PTH208  # a Path would be refused in async code
 
 
-async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
-    async with LocalPod(scene.spec(BROKEN), cache_dir=tmp_path) as pod:
+async def test_an_engine_that_cannot_start_says_why(cache: Path) -> None:
+    async with LocalPod(scene.spec(BROKEN), cache_dir=cache) as pod:
         with pytest.raises(PodFailed, match=r"ModelMissing: .*/no/such/model"):
             await pod.wait_ready()
         gate = pod.pid("gate")
@@ -70,24 +76,24 @@ async def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert not is_running(gate)
 
 
-async def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_said_in_one_line(cache: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        async with LocalPod(scene.example("demo-cpu"), port=port, cache_dir=tmp_path) as pod:
+        async with LocalPod(scene.example("demo-cpu"), port=port, cache_dir=cache) as pod:
             with pytest.raises(PodFailed, match=r"the gate ended .*in use"):
                 await pod.wait_failed()
 
 
-async def test_the_command_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+async def test_the_command_serves_until_it_is_told_to_stop(cache: Path) -> None:
     command = [sys.executable, "-c", "from sluice_operator.cli.main import main; main()", "run", "--json"]
     process = await asyncio.create_subprocess_exec(
         *command,
         str(scene.EXAMPLES / "demo-cpu.yaml"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache.parents[1])},
     )
     assert process.stdout is not None
     try:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 import operator_scene as scene
 from sluice_operator.changes import transitions
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused
+from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler, Service
 from sluice_operator.status import condition
@@ -222,6 +222,25 @@ async def test_a_passing_refusal_is_tried_again_and_accuses_nobody(world: World,
         await world.look(world.service())
 
     assert world.cluster.statuses == []
+
+
+async def test_a_namespace_that_ends_is_left_in_peace(world: World) -> None:
+    world.cluster.refuse["ServiceAccount"] = NamespaceEnds(403, "Forbidden", "it is being terminated")
+
+    with pytest.raises(NamespaceEnds):
+        await world.look(world.service())
+
+    assert world.cluster.writes == []
+
+
+async def test_an_event_that_cannot_be_posted_stops_nothing(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    world.cluster.refuse["Event"] = ApiRefused(403, "Forbidden", "no")
+
+    assert await world.look(service) == ["status"]
+    assert await world.look(service) == []
 
 
 async def test_a_spec_that_cannot_be_understood_changes_nothing(world: World) -> None:

@@ -1,11 +1,14 @@
 """The operator's errors, each one line for a person.
 
-OperatorError
-├── InvalidManifest   a file that is no InferenceService, or one that breaks a rule of the schema; `problems` lists all
-├── InvalidSpec       a field that passed the schema and still cannot be understood
-├── InvalidSettings   an option or environment variable of the operator itself
-├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
-└── PodFailed         a local process ended, or never became ready
+    OperatorError
+    ├── InvalidManifest   a file that is no InferenceService, or one that breaks a rule; `problems` lists all
+    ├── InvalidSpec       a field that passed the schema and still cannot be understood
+    ├── InvalidSettings   an option or environment variable of the operator itself
+    ├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
+    │   └── NamespaceEnds the namespace is being deleted, so nothing can be made in it any more
+    └── PodFailed         a local process ended, or never became ready
+
+Nothing here maps to HTTP: the operator answers nobody but the API server.
 """
 
 from __future__ import annotations
@@ -46,6 +49,10 @@ class ApiRefused(OperatorError):
         self.status = status
         self.reason = reason
         self.message = message
+
+
+class NamespaceEnds(ApiRefused):
+    """Nothing can be made in a namespace that is being deleted, and nothing needs to be."""
 
 
 class PodFailed(OperatorError):

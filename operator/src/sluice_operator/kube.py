@@ -22,7 +22,7 @@ import aiohttp
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
-from sluice_operator.errors import ApiRefused
+from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
 from sluice_operator.plan import Key, Observed, key
 from sluice_operator.pod_template import Object
@@ -283,4 +283,7 @@ def _refused(status: int, content: bytes) -> ApiRefused:
         answer = {}
     answer = answer.get("object", answer)
     message = answer.get("message") or content[:200].decode(errors="replace") or f"HTTP status {status}"
+    causes = (answer.get("details") or {}).get("causes") or ()
+    if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
+        return NamespaceEnds(status, answer.get("reason", ""), message)
     return ApiRefused(status, answer.get("reason", ""), message)

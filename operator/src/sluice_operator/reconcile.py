@@ -22,7 +22,7 @@ from sluice_operator import pods, status
 from sluice_operator import spec as specs
 from sluice_operator.changes import REFUSED_HINT, name_taken, transitions
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, InvalidSpec
+from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
 from sluice_operator.figures import worth_writing
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
@@ -177,6 +177,8 @@ class Reconciler:
                 await self.look(service)
                 failures = 0
                 wait_s = self._settings.poll_s
+            except NamespaceEnds:
+                wait_s = self._settings.poll_s
             except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
                 self._metrics.reconciles.labels("failed").inc()
                 wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
@@ -236,7 +238,7 @@ class Reconciler:
             try:
                 after = await self._cluster.apply(item)
             except ApiRefused as refused:
-                if refused.status in _TEMPORARY or refused.status >= 500:
+                if isinstance(refused, NamespaceEnds) or refused.status in _TEMPORARY or refused.status >= 500:
                     raise
                 text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
                 return Failure(reason=f"{found[0]}Refused", message=text, hint=REFUSED_HINT)
@@ -274,9 +276,11 @@ class Reconciler:
         old, service.status, service.written_at = service.status, new, self._clock()
         self._metrics.not_ready.set(sum(not _is_ready(one.status) for one in self._services.values()))
         for kind, reason, message in transitions(old, new):
-            await self._cluster.post_event(service.body, kind, reason, message, self._now())
-            self._metrics.writes.labels("event").inc()
             log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
+            # The status has told it already; an event is a courtesy.
+            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
+                await self._cluster.post_event(service.body, kind, reason, message, self._now())
+                self._metrics.writes.labels("event").inc()
 
 
 def _place(body: Object) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def _violations(schema: Schema, value: Any, path: str) -> Iterator[str]:  # noqa
         yield f"{path}: {_INVALID}: {shown}: {path} in body must be of type {kind}: {shown}"
         return
     if "enum" in schema and value not in schema["enum"]:
-        supported = ", ".join(json.dumps(item) for item in schema["enum"])
+        supported = ", ".join(f'"{item}"' for item in schema["enum"])
         yield f"{path}: Unsupported value: {json.dumps(value)}: supported values: {supported}"
     if isinstance(value, str):
         yield from _string_violations(schema, value, path)
