@@ -25,6 +25,10 @@ def ensure(progress: Progress, containerd: Path, images: Sequence[Path]) -> Path
     """The store with those images, unpacked again only when one of them is not what it was."""
 
     def make(made: Path) -> None:
+        earlier = [entry for entry in made.parent.iterdir() if entry.suffix != ".part"]
+        if earlier:  # most layers are in it already: only what changed is unpacked
+            made.rmdir()
+            link(max(earlier, key=lambda entry: entry.stat().st_mtime), made)
         with progress.task("image store", "unpacking the images"), tempfile.TemporaryDirectory(prefix="sluice-") as run:
             _unpack(Path(run), containerd, images, made)
 
@@ -34,21 +38,13 @@ def ensure(progress: Progress, containerd: Path, images: Sequence[Path]) -> Path
 
 def link(store: Path, root: Path) -> None:
     """A containerd root that shares the store's files; copied where the two lie on different disks."""
-
-    def one(source: str, target: str) -> str:
-        if source.endswith(".db"):
-            return str(shutil.copy2(source, target))
-        try:
-            os.link(source, target, follow_symlinks=False)
-        except OSError:
-            return str(shutil.copy2(source, target, follow_symlinks=False))
-        return target
-
-    shutil.copytree(store, root, symlinks=True, copy_function=one)
-    for folder in (root, *root.rglob("*/")):  # copytree keeps the modes, not the owners
-        shown = store / folder.relative_to(root)
-        if not folder.is_symlink():
-            os.chown(folder, shown.stat().st_uid, shown.stat().st_gid)
+    if subprocess.run(["cp", "-al", store, root], capture_output=True, check=False).returncode:
+        shutil.rmtree(root, ignore_errors=True)
+        subprocess.run(["cp", "-a", store, root], check=True)
+    for shared in root.glob("*/*.db"):
+        own = shared.with_suffix(".own")
+        shutil.copy2(shared, own)
+        own.rename(shared)
 
 
 def _unpack(run: Path, containerd: Path, images: Sequence[Path], root: Path) -> None:
