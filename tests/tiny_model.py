@@ -81,7 +81,8 @@ def _tensors(seed: int, hidden: int, inner: int, num_layers: int, q_size: int, k
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
         # Of a size that keeps activations near 1, so that no token stands out by accident of initialisation.
-        return torch.randn(rows, columns, generator=generator) * (scale / columns**0.5)
+        values: Tensor = torch.randn(rows, columns, generator=generator) * (scale / columns**0.5)
+        return values
 
     def norm() -> Tensor:
         return 1 + 0.1 * torch.randn(hidden, generator=generator)

@@ -210,13 +210,13 @@ def test_the_pool_is_as_large_as_the_capacity_allows(tiny: Path) -> None:
     assert (runner.num_blocks, runner.block_tokens, runner.vocab_size) == (9, 16, VOCAB_SIZE)
     with pytest.raises(InvalidConfig, match=rf"cache.capacity_bytes: is 100; .*at least {2 * block_bytes}"):
         load_runner(ModelSource(path=str(tiny)), capacity_bytes=100)
-    with pytest.raises(InvalidConfig, match="cache.capacity_bytes: .* bytes are free beside the weights"):
+    with pytest.raises(InvalidConfig, match=r"cache.capacity_bytes: .* bytes are free beside the weights"):
         load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 50)
 
 
 def test_a_length_beyond_the_model_s_own_is_refused(tiny: Path) -> None:
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t", max_length_tokens=1025)
-    with pytest.raises(InvalidConfig, match="model.max_length_tokens: is 1025; the model's own length is 1024"):
+    with pytest.raises(InvalidConfig, match=r"model.max_length_tokens: is 1025; the model's own length is 1024"):
         TorchRunner.load(EngineConfig(model=model), lambda _: None)
 
 

@@ -21,8 +21,8 @@ from sluice_engine.errors import ModelUnavailable
 class RopeScaling:
     """How rotary frequencies are stretched beyond the length a model was first trained for.
 
-    `linear` divides every frequency by `factor`. `llama3` divides the slow ones, keeps the fast ones, and blends between
-    (Source: Llama 3.1's reference code).
+    `linear` divides every frequency by `factor`. `llama3` divides the slow ones, keeps the fast ones, and blends in
+    between. Source: Llama 3.1's reference code.
     """
 
     kind: str
@@ -165,8 +165,6 @@ def _hf_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
     rope = _Fields(fields.where, {"rope_theta": data.get("rope_theta"), **parameters})
     theta = rope.number("rope_theta", 10_000.0)
     kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return theta, None
     if kind == "linear":
         return theta, RopeScaling(kind="linear", factor=rope.number("factor"))
     if kind == "llama3":
@@ -177,7 +175,9 @@ def _hf_rope(fields: _Fields) -> tuple[float, RopeScaling | None]:
             high_freq_factor=rope.number("high_freq_factor"),
             original_length_tokens=rope.count("original_max_position_embeddings"),
         )
-    fields.unsupported(f"rope scaling {kind!r}; default, linear and llama3 are supported")
+    if kind != "default":
+        fields.unsupported(f"rope scaling {kind!r}; default, linear and llama3 are supported")
+    return theta, None
 
 
 def _checked(fields: _Fields, shape: Architecture) -> Architecture:

@@ -31,7 +31,7 @@ class KVCache:
         self.head_dim = shape.head_dim
         self.token_width = 2 * shape.num_kv_heads * shape.head_dim
         rows = (num_blocks + 1) * block_tokens
-        # Filled, not merely reserved: memory that is not there must be missed at the start, not in the middle of a stream.
+        # Filled, not merely reserved: memory that is not there must be missed at the start, not in mid-stream.
         self._layers = [
             torch.empty(rows, self.token_width, dtype=dtype, device=device).zero_() for _ in range(shape.num_layers)
         ]

@@ -1,8 +1,8 @@
 """A step plan as tensors: what the model needs to know about the batch, frozen before the device sees it.
 
-Owns the per-slot rows (block tables) that live as long as a request runs, so that a step's work follows what changed. It
-knows no weights and no sampling. Requests that compute one token are *single* rows, longest first and batched together;
-the others are *chunks*, one by one. Rows of the batch: all singles, then the chunks' tokens.
+Owns the per-slot rows (block tables) that live as long as a request runs, so that a step's work follows what changed.
+It knows no weights and no sampling. Requests that compute one token are *single* rows, longest first and batched
+together; the others are *chunks*, one by one. Rows of the batch: all singles, then the chunks' tokens.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StepInputs:
     sample_rows: Tensor
     """[S]: the batch's rows after which a token is sampled."""
     sample_buckets: tuple[SingleBucket, ...]
-    """The sampling rows as single rows of their own, in the order of `sample_rows`: the last layer computes only them."""
+    """The sampling rows as single rows, in the order of `sample_rows`: the last layer computes only them."""
     sampled: tuple[ScheduledRequest, ...]
     """Who samples, in the order of `sample_rows`."""
 

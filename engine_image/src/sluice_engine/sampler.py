@@ -44,8 +44,8 @@ class Sampler:
         """One token for each row of logits [S, V] (float32), or an error for a row that is not finite."""
         if not entries:
             return ()
-        highest, lowest = logits.amax(-1), logits.amin(-1)
-        finite = (highest.isfinite() & lowest.isfinite()).tolist()
+        # One NaN or infinity makes the whole sum one; finite logits are far too small to overflow theirs.
+        finite = logits.sum(-1).isfinite().tolist()
         reported = [i for i, entry in enumerate(entries) if entry.request.sampling.logprobs]
         # Before penalties change the rows in place.
         normalisers = logits[reported].logsumexp(-1) if reported else None
@@ -155,7 +155,7 @@ def _keep_top_k(scaled: Tensor, kept: list[int]) -> None:
 
 
 def _keep_top_p(probabilities: Tensor, shares: list[float]) -> None:
-    """Drop, in place, what the smallest set of likeliest tokens of that share does not need; ties with the last stay."""
+    """Drop, in place, all but the smallest set of likeliest tokens with that share; ties with its last stay."""
     for row, share in enumerate(shares):
         if share >= 1:
             continue

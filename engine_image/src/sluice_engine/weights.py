@@ -3,10 +3,10 @@
 Owns the names and shapes of a Llama's tensors, and the order in which they are read. The file formats are next door:
 `weights_gguf` and `weights_safetensors` answer to the same names. Start with `open_tensors`, then `load`.
 
-Two liberties, neither of which changes a result beyond rounding: q, k and v (and gate and up) are one matrix each, since
-one large product is faster than several small ones; and the rows of q and k are ordered so that the two dimensions which
-rotary embedding turns together lie side by side, which makes the turn one complex product. Scores are sums over
-dimensions, so q and k may be reordered alike.
+Three liberties, none of which changes a result beyond rounding. q, k and v (and gate and up) are one matrix each: one
+large product is faster than several small ones. The rows of q and k are ordered so that the two dimensions which rotary
+embedding turns together lie side by side, which makes the turn one complex product; scores are sums over dimensions, so
+q and k may be reordered alike. And a layer's norms carry no weights: they are multiplied into the matrix that follows.
 """
 
 from __future__ import annotations
@@ -56,16 +56,12 @@ class Tensors(Protocol):
 class LayerWeights:
     """One decoder layer. Shapes: H hidden, F intermediate, A heads × D, G KV heads × D."""
 
-    attention_norm: Tensor
-    """[H]"""
     qkv: Tensor
-    """[A + 2 G, H], rows of q and k in rotary pairs"""
+    """[A + 2 G, H], the norm's weights in its columns, rows of q and k in rotary pairs"""
     attention_out: Tensor
     """[H, A]"""
-    mlp_norm: Tensor
-    """[H]"""
     gate_up: Tensor
-    """[2 F, H]"""
+    """[2 F, H], the norm's weights in its columns"""
     down: Tensor
     """[H, F]"""
 
@@ -110,36 +106,38 @@ def load(
     def read(name: str) -> Tensor:
         nonlocal done
         try:
-            values = tensors.read(name).to(device=device, dtype=dtype)
+            values = tensors.read(name).to(device=device, dtype=torch.float32)
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
             raise ModelUnavailable(f"{tensors.where}: tensor {name} cannot be read: {error}", "ModelCorrupt") from error
         done += tensors.num_bytes(name)
         progress(LoadingProgress(stage="weights", bytes_done=done, bytes_total=total))
         return values
 
-    embedding = read("model.embed_tokens.weight")
+    embedding = read("model.embed_tokens.weight").to(dtype)
     return Weights(
         architecture=architecture,
         embedding=embedding,
-        layers=tuple(_layer(architecture, f"model.layers.{i}.", read) for i in range(architecture.num_layers)),
-        final_norm=read("model.norm.weight"),
-        head=embedding if architecture.tied_head else read("lm_head.weight"),
+        layers=tuple(_layer(architecture, f"model.layers.{i}.", read, dtype) for i in range(architecture.num_layers)),
+        final_norm=read("model.norm.weight").to(dtype),
+        head=embedding if architecture.tied_head else read("lm_head.weight").to(dtype),
     )
 
 
-def _layer(architecture: Architecture, prefix: str, read: Callable[[str], Tensor]) -> LayerWeights:
+def _layer(architecture: Architecture, prefix: str, read: Callable[[str], Tensor], dtype: torch.dtype) -> LayerWeights:
+    """One layer, put together in float32 before it is rounded to its type."""
+
     def of(name: str) -> Tensor:
         return read(f"{prefix}{name}.weight")
 
     head_dim = architecture.head_dim
     q, k = (_in_rotary_pairs(of(f"self_attn.{name}_proj"), head_dim) for name in ("q", "k"))
+    qkv = torch.cat([q, k, of("self_attn.v_proj")]).mul_(of("input_layernorm"))
+    gate_up = torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]).mul_(of("post_attention_layernorm"))
     return LayerWeights(
-        attention_norm=of("input_layernorm"),
-        qkv=torch.cat([q, k, of("self_attn.v_proj")]),
-        attention_out=of("self_attn.o_proj"),
-        mlp_norm=of("post_attention_layernorm"),
-        gate_up=torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]),
-        down=of("mlp.down_proj"),
+        qkv=qkv.to(dtype),
+        attention_out=of("self_attn.o_proj").to(dtype),
+        gate_up=gate_up.to(dtype),
+        down=of("mlp.down_proj").to(dtype),
     )
 
 

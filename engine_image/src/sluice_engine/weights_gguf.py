@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sluice_engine.architecture import Architecture, read_gguf_metadata
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import _Reader  # noqa: PLC2701  # the directory continues where the metadata ends
+from sluice_engine.gguf_header import _Reader  # the directory continues where the metadata ends
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32

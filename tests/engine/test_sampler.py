@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sluice_engine.core.plan import SampledToken, ScheduledRequest
+from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.sampler import Sampler, uniform
+
+LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
+PROBABILITIES = LOGITS.softmax(-1).tolist()
+
+
+def _entry(
+    sampling: SamplingParams, *, position: int = 10, slot: int = 0, output: tuple[int, ...] = ()
+) -> ScheduledRequest:
+    tokens = [0] * (position - len(output)) + list(output)
+    request = Request(f"r{slot}", tokens, position - len(output), sampling, 0)
+    return ScheduledRequest(request, 0, slot, position - 1, 1, samples=True)
+
+
+def _sample(logits: Tensor, *entries: ScheduledRequest) -> tuple[SampledToken, ...]:
+    return Sampler().sample(logits.expand(len(entries), -1).clone(), entries)
+
+
+def _draws(count: int, logits: Tensor = LOGITS, **params: float) -> Counter[int]:
+    entries = [
+        _entry(SamplingParams(max_tokens=1, seed=9, **params), position=position, slot=position)  # type: ignore[arg-type]
+        for position in range(1, count + 1)
+    ]
+    return Counter(token.token_id for token in _sample(logits, *entries))
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+    draws = _draws(4000)
+    for token, probability in enumerate(PROBABILITIES):
+        spread = math.sqrt(4000 * probability * (1 - probability))
+        assert abs(draws[token] - 4000 * probability) < 5 * spread
+
+
+def test_temperature_flattens_or_sharpens() -> None:
+    cold, hot = _draws(1000, temperature=0.3), _draws(1000, temperature=3.0)
+    assert cold[0] > 0.95 * 1000
+    expected = (LOGITS / 3).softmax(-1)[0].item() * 1000
+    assert abs(hot[0] - expected) < 5 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize(
+    ("params", "possible"),
+    [
+        pytest.param({"top_k": 2}, {0, 1}, id="top_k keeps the two likeliest"),
+        pytest.param({"top_k": 9}, {0, 1, 2, 3, 4}, id="a top_k beyond the vocabulary keeps all"),
+        pytest.param({"top_p": 0.5}, {0}, id="top_p keeps the first token that reaches the share"),
+        pytest.param({"top_p": 0.7}, {0, 1}, id="top_p keeps the token that crosses the share"),
+        pytest.param({"top_p": 1e-9}, {0}, id="a tiny top_p keeps one"),
+        pytest.param({"min_p": 0.2}, {0, 1}, id="min_p is relative to the likeliest"),
+        pytest.param({"min_p": 1.0}, {0}, id="min_p of one keeps the likeliest"),
+        pytest.param({"top_k": 2, "top_p": 0.73}, {0}, id="top_p shares out what top_k left"),
+        pytest.param({"temperature": 1e-4}, {0}, id="a temperature near zero does not overflow"),
+        pytest.param({"temperature": 0.0}, {0}, id="temperature zero is greedy"),
+    ],
+)
+def test_filters_keep_what_they_should(params: dict[str, float], possible: set[int]) -> None:
+    assert set(_draws(3000, LOGITS, **params)) == possible
+
+
+def test_top_p_is_exact_where_the_nucleus_is_larger_than_the_sorted_prefix() -> None:
+    logits = torch.linspace(0, 0.5, 3000)
+    order = logits.softmax(-1).sort(descending=True)
+    kept = int(((order.values.double().cumsum(-1) - order.values) < 0.6).sum())
+    draws = _draws(2000, logits, top_p=0.6)
+    assert min(draws) >= 3000 - kept - 1
+    assert min(draws) < 3000 - kept + 20
+
+
+def test_tokens_of_equal_logits_are_kept_or_dropped_together() -> None:
+    assert set(_draws(500, torch.tensor([1.0, 1.0, 0.0]), top_k=1)) == {0, 1}
+
+
+@given(seed=st.integers(0, 2**63), choice=st.integers(0, 20), position=st.integers(0, 10**6))
+def test_uniform_numbers_lie_in_the_unit_interval_and_repeat(seed: int, choice: int, position: int) -> None:
+    value = uniform(seed, choice, position)
+    assert 0 <= value < 1
+    assert value == uniform(seed, choice, position)
+    assert len({value, uniform(seed + 1, choice, position), uniform(seed, choice + 1, position)}) == 3
+
+
+def test_a_row_s_token_does_not_depend_on_its_neighbours() -> None:
+    mixed = [
+        _entry(SamplingParams(max_tokens=1, temperature=1.1, seed=3), slot=0),
+        _entry(SamplingParams(max_tokens=1, temperature=0.0), slot=1),
+        _entry(SamplingParams(max_tokens=1, temperature=0.9, top_p=0.9, top_k=3, seed=4), slot=2),
+        _entry(SamplingParams(max_tokens=1, temperature=0.9, frequency_penalty=1.0, seed=4), slot=3, output=(0, 0)),
+        _entry(SamplingParams(max_tokens=1, temperature=2.0, min_p=0.1, seed=5), slot=4),
+    ]
+    together = _sample(LOGITS, *mixed)
+    assert list(together) == [_sample(LOGITS, entry)[0] for entry in mixed]
+
+
+def test_frequency_and_presence_penalties_count_output_tokens_only() -> None:
+    def chosen(**params: float) -> int:
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, **params)  # type: ignore[arg-type]
+        return _sample(LOGITS, _entry(sampling, output=(1, 0, 0)))[0].token_id
+
+    assert chosen(frequency_penalty=0.6) == 0  # 2 − 1.2, 1 − 0.6, 0
+    assert chosen(frequency_penalty=0.7) == 0
+    assert chosen(frequency_penalty=1.1) == 2  # 2 − 2.2, 1 − 1.1, 0
+    assert chosen(presence_penalty=1.9) == 0  # 2 − 1.9, 1 − 1.9, 0
+    assert chosen(presence_penalty=2.1) == 2
+    only_prompt = _entry(SamplingParams(max_tokens=1, temperature=0.0, presence_penalty=2.0), position=5)
+    assert _sample(LOGITS, only_prompt)[0].token_id == 0
+
+
+def test_the_repetition_penalty_counts_the_prompt_and_turns_with_the_sign() -> None:
+    logits = torch.tensor([2.0, 1.5, -1.0])
+    seen = _entry(SamplingParams(max_tokens=1, temperature=0.0, repetition_penalty=1.5), position=4)  # prompt of 0s
+    assert _sample(logits, seen)[0].token_id == 1
+    negative = torch.tensor([-1.0, -1.1, -3.0])
+    assert _sample(negative, seen)[0].token_id == 1
+
+
+def test_penalties_follow_a_request_as_it_grows_and_leave_its_slot_with_it() -> None:
+    sampler = Sampler()
+    sampling = SamplingParams(max_tokens=9, temperature=0.0, presence_penalty=3.0)
+    request = Request("a", [4], 1, sampling, 0)
+    for expected in (0, 1, 2):
+        entry = ScheduledRequest(request, 0, 0, len(request.tokens) - 1, 1, samples=True)
+        (token,) = sampler.sample(LOGITS[None].clone(), [entry])
+        assert token.token_id == expected
+        request.tokens.append(token.token_id)
+    heir = ScheduledRequest(Request("b", [4], 1, sampling, 0), 0, 0, 0, 1, samples=True)
+    assert sampler.sample(LOGITS[None].clone(), [heir])[0].token_id == 0
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.7, "top_k": 2}, {"presence_penalty": 1.5}])
+def test_the_log_probability_is_of_the_raw_logits(params: dict[str, float]) -> None:
+    sampling = SamplingParams(max_tokens=1, logprobs=True, **params)  # type: ignore[arg-type]
+    (token,) = _sample(LOGITS, _entry(sampling, output=(0,)))
+    assert token.logprob == pytest.approx(math.log(PROBABILITIES[token.token_id]), abs=1e-5)
+    silent = _entry(SamplingParams(max_tokens=1), slot=1)
+    assert [t.logprob is None for t in _sample(LOGITS, _entry(sampling), silent)] == [False, True]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) -> None:
+    entries = [_entry(SamplingParams(max_tokens=1, temperature=temperature, logprobs=True), slot=i) for i in range(3)]
+    logits = LOGITS.expand(3, -1).clone()
+    logits[1, 3] = bad
+    first, middle, last = Sampler().sample(logits, entries)
+    assert middle.error == "the model's logits are not finite"
+    assert (first.error, last.error) == (None, None)
+    assert first.token_id == _sample(LOGITS, entries[0])[0].token_id
