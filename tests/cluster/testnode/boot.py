@@ -166,6 +166,7 @@ SystemdCgroup = false
             "kube-controller-manager", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false",
             "--service-account-private-key-file", f"{run}/sa.key", "--root-ca-file", f"{run}/certs/apiserver.crt",
             "--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr", PODS,
+            "--flex-volume-plugin-dir", f"{run}/volumeplugins",
         )  # fmt: skip
         self._spawn("kube-scheduler", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false")
 

@@ -59,7 +59,7 @@ class Module:
 
 
 ALL = (
-    Module("pause", "", "seconds"),
+    Module("pause", "", "ten seconds"),
     Module("etcd", "go.etcd.io/etcd/server/v3", "half a minute", renamed=("server", "etcd")),
     Module("containerd", "github.com/containerd/containerd/v2", "a minute", tags="no_btrfs no_zfs no_devmapper"),
     Module("helm", "helm.sh/helm/v4", "two minutes"),
@@ -105,7 +105,7 @@ def ensure(progress: Progress, module: Module) -> Path:
         flags = "-s -w" + (f" {module.flags(version)}" if module.flags else "")
         built = "tool" if module.package else "."
         argv = ["go", "build", "-trimpath", "-mod=readonly", "-tags", module.tags, "-ldflags", flags]
-        with progress.task(module.name, f"building {version} (about {module.takes}, once)"):
+        with progress.task(module.name, f"building {version or module.name} (about {module.takes}, once)"):
             command.run(
                 f"build-{module.name}",
                 [*argv, "-o", f"{made}/", built],
