@@ -35,7 +35,7 @@ lock: ## Resolve the dependencies again: requirements/lock.txt, and from it what
 	set -e; for name in $(IMAGE_LOCKS); do \
 	  $(COMPILE) requirements/$$name.in -c requirements/lock.txt -o requirements/$$name.txt; done
 
-FORMAT_PATHS := engine_image sidecar operator tests benchmarks demo charts
+FORMAT_PATHS := engine_image sidecar operator tests benchmarks demo tools
 QUICK := not slow and not cluster
 
 .PHONY: format
@@ -51,7 +51,7 @@ lint: $(STAMP) ## Formatting, lint and import rules
 
 .PHONY: types
 types: $(STAMP) ## mypy, strict, tests included
-	$(BIN)/mypy $(PARTS:%=%/src) tests benchmarks demo
+	$(BIN)/mypy $(PARTS:%=%/src) tests benchmarks demo tools
 
 .PHONY: check
 check: lint types test-quick ## Everything quick: format, lint, types, imports, quick tests
@@ -66,7 +66,7 @@ test-slow: $(STAMP) ## Tests with the real model and real processes
 
 .PHONY: test-cluster
 test-cluster: $(STAMP) ## Tests on a real Kubernetes node, built and started here (root, Go)
-	$(BIN)/python tests/cluster/node.py run -- $(BIN)/pytest -q -m cluster tests/cluster
+	$(BIN)/python tests/cluster/node.py --or-skip run -- $(BIN)/pytest -q -m cluster tests/cluster
 
 .PHONY: test
 test: check test-slow test-cluster ## All tests: what .ci/run runs
@@ -83,6 +83,11 @@ demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, st
 bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
 	@for file in benchmarks/*_load.py benchmarks/gate_overhead.py benchmarks/idle.py; do $(BIN)/python $$file || exit 1; done
 
+.PHONY: crds
+crds: $(STAMP) ## Rewrite what is generated from the CRD and the chart's values
+	$(BIN)/python tools/generate.py
+
 .PHONY: golden
-golden: $(STAMP) ## Rewrite golden files and generated pages; review reads the diff
-	@for file in tests/operator/golden.py charts/generate.py; do $(BIN)/python $$file --write || exit 1; done
+golden: $(STAMP) crds ## Rewrite the golden files too; review reads the diff
+	$(BIN)/python tests/operator/golden.py --write
+	SLUICE_GOLDEN=write $(BIN)/pytest -q tests/charts/test_rendering.py

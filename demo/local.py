@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 from drive import run
-
 from sluice_operator import manifest
 from sluice_operator.errors import OperatorError
 from sluice_operator.local import LocalPod

@@ -15,12 +15,14 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
     "__future__", "bisect", "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools",
-    "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap", "types", "typing",
+    "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
+    "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.state", "sluice_sidecar.ledger",
-    "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.admission", "sluice_sidecar.measure",
+    "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
+    "sluice_sidecar.measure",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
 }  # fmt: skip
 
