@@ -5,21 +5,22 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.service.release import Release
-from cluster.service.space import TINY, Space, models, open_space
+from cluster.service.space import Space, models
+from cluster.testnode.cluster import Cluster
 from tiny_model import make_tiny_llama
 
 
 @pytest.fixture(scope="session")
-def release() -> Release:
-    """The operator, installed once by Helm into a namespace that enforces the restricted standard."""
-    make_tiny_llama(models() / TINY.rpartition("/")[2])
-    found = Release("sluice", "sluice-system")
-    found.prepare()
-    found.install()
-    return found
+def release(node: Cluster) -> Iterator[Release]:
+    """The operator, installed once by Helm."""
+    for file in make_tiny_llama(models(node) / "tiny").iterdir():
+        file.chmod(0o644)  # pods run as somebody else
+    with node.namespace("sluice-system") as namespace:
+        installed = Release(node, "sluice", namespace)
+        installed.install()
+        yield installed
 
 
 @pytest.fixture
-def space(release: Release) -> Iterator[Space]:
-    with open_space() as opened:
-        yield opened
+def space(release: Release, namespace: str) -> Space:
+    return Space.prepare(release.node, namespace)

@@ -2,44 +2,39 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.kubectl import PATIENCE, Kubectl
+from cluster.testnode.cluster import Cluster
 
 CHART = Path(__file__).resolve().parents[3] / "charts/sluice"
-IMAGES = [
-    "--set=images.registry=sluice.test",
-    *(f"--set=images.{part}.tag=dev" for part in ("operator", "engine", "gate")),
-]
+PARTS = ("operator", "engine", "gate")
+IMAGES = ["--set=images.registry=sluice.test", *(f"--set=images.{part}.tag=dev" for part in PARTS)]
+KINDS = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings"
+PATIENCE_S = 180
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One release of the chart."""
+    """One release of the chart, in a namespace that enforces the restricted standard."""
 
+    node: Cluster
     name: str
     namespace: str
 
-    def prepare(self) -> None:
-        """Make its namespace, which enforces the restricted standard."""
-        labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        metadata = {"name": self.namespace, "labels": labels}
-        Kubectl("default").apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-
     def install(self, *words: str) -> str:
         """Install it and wait for the operator; returns the notes."""
-        return self._helm(
-            "upgrade", "--install", self.name, str(CHART), *IMAGES, "--wait", f"--timeout={PATIENCE}", *words
-        )
+        return self._helm("upgrade", "--install", self.name, str(CHART), *IMAGES, *words)
 
     def uninstall(self) -> str:
         """Uninstall it and wait until its objects are gone; returns what Helm says."""
-        return self._helm("uninstall", self.name, "--wait", f"--timeout={PATIENCE}")
+        return self._helm("uninstall", self.name)
 
-    def _helm(self, *words: str) -> str:
-        argv = ["helm", "--namespace", self.namespace, *words]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"helm {words[0]}: {done.stderr}"
-        return done.stdout
+    def objects(self) -> list[str]:
+        """Names of what it has now, in its namespace and cluster-wide; the definition apart."""
+        mine = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/part-of=sluice"
+        return [one["metadata"]["name"] for one in self.node.list(KINDS, self.namespace, mine)]
+
+    def _helm(self, verb: str, *words: str) -> str:
+        how = ["--namespace", self.namespace, "--wait", f"--timeout={PATIENCE_S}s"]
+        return self.node.helm(verb, *words, *how, timeout_s=PATIENCE_S + 30)

@@ -1,67 +1,119 @@
-"""One namespace for one test: it enforces the restricted standard, holds services, and goes with everything in it.
+"""The services of one test, in its own namespace: applied, waited for, looked at, as a user would with kubectl.
 
-Torch and the tiny model come in through static PersistentVolumes, since the restricted standard forbids hostPath
-volumes in pods, and five gigabytes in an image would be copied on every run.
+Torch and the tiny model are mounted: the image of the engine has neither here.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import yaml
 
-from cluster.kubectl import Kubectl, Object
+from cluster.testnode.cluster import Cluster, Mount, Object, Refused
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "crds/examples"
 KIND = "inferenceservices.sluice.dev"
-TORCH_AT = "/opt/torch"
+LABEL = "sluice.dev/inferenceservice"
 MODELS_AT = "/models"
 TINY = f"{MODELS_AT}/tiny"
 
+# Two cores run a whole node, the programs under test and the tests: nothing here is timed, and nothing hangs for ever.
+PATIENCE_S = 300
 
-def node_folder() -> Path:
-    """The run folder of the node that this process runs beside."""
-    return Path(os.environ["SLUICE_TEST_NODE"])
+
+def models(node: Cluster) -> Path:
+    """The folder that engines see as /models; tests put models there."""
+    folder = node.run / "models"
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The namespace."""
+    """A namespace with what engines need mounted from it."""
 
-    kubectl: Kubectl
+    node: Cluster
+    name: str
+    mounts: tuple[Mount, ...]
 
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.kubectl.namespace
+    @classmethod
+    def prepare(cls, node: Cluster, namespace: str) -> Space:
+        """The claims of torch and the models in a namespace."""
+        mounts = (node.mount_torch(namespace), node.mount(namespace, "models", models(node), MODELS_AT))
+        return cls(node, namespace, mounts)
+
+    def tiny(self, name: str, path: str = TINY, **spec: Any) -> Object:
+        """A service of the tiny random model, with a promise that two busy cores keep."""
+        written = {
+            "model": {"servedName": "tiny", "source": {"image": {"path": path}}},
+            "slo": {"timeToFirstToken": "60s", "interTokenLatency": "2s"},
+            "scheduling": {"maxSequences": 8},  # few cells of the step-time table to measure
+            "cache": {"capacity": "4Mi"},
+            "accelerator": {"count": 0},
+            "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+            "rollout": {"drainTimeout": "60s"},
+            **spec,
+        }
+        service = {"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}}
+        return self.mounted({**service, "spec": written})
+
+    def mounted(self, service: Object) -> Object:
+        """The same service with torch and the models in its engine."""
+        engine = {
+            "env": [variable for mount in self.mounts for variable in mount.env],
+            "volumeMounts": [mount.volume_mount for mount in self.mounts],
+        }
+        template = {"volumes": [mount.volume for mount in self.mounts], "engine": engine}
+        return {**service, "spec": {**service["spec"], "podTemplate": template}}
+
+    def kubectl(self, *words: str, stdin: str | None = None) -> str:
+        """What kubectl prints, in this namespace."""
+        return self.node.kubectl("-n", self.name, *words, stdin=stdin, timeout_s=PATIENCE_S + 30)
+
+    def apply(self, service: Object) -> None:
+        """Apply an InferenceService."""
+        self.node.apply(service, namespace=self.name)
+
+    def refusal(self, service: Object) -> str:
+        """What `kubectl apply` says when the API server refuses."""
+        try:
+            self.kubectl("apply", "-f", "-", stdin=json.dumps(service))
+        except Refused as refused:
+            return str(refused)
+        raise AssertionError(f"{service['metadata']['name']} was accepted")
 
     def serve(self, service: Object) -> str:
-        """Apply an InferenceService, wait until it is Ready, and return where clients of the node reach it."""
+        """Apply an InferenceService, wait until it is Ready, and return where clients beside the node reach it."""
         name = service["metadata"]["name"]
-        self.kubectl.apply(service)
+        self.apply(service)
         self.wait(name, "condition=Ready")
         return self.url(name)
 
     def wait(self, name: str, until: str) -> None:
-        """Wait for an InferenceService; the status is of its newest spec then."""
-        generation = self.kubectl.get(KIND, name)["metadata"]["generation"]
-        self.kubectl.wait(f"{KIND}/{name}", f"jsonpath={{.status.observedGeneration}}={generation}")
-        self.kubectl.wait(f"{KIND}/{name}", until)
+        """Wait for an InferenceService, in `kubectl wait`'s words; the status is of its newest spec then."""
+        generation = self.get(KIND, name)["metadata"]["generation"]
+        self.wait_for(f"{KIND}/{name}", f"jsonpath={{.status.observedGeneration}}={generation}")
+        self.wait_for(f"{KIND}/{name}", until)
+
+    def wait_for(self, what: str, until: str) -> None:
+        """Wait for any object, in `kubectl wait`'s words, such as condition=Ready or delete."""
+        self.kubectl("wait", what, f"--for={until}", f"--timeout={PATIENCE_S}s")
+
+    def get(self, kind: str, name: str) -> Object:
+        """One object."""
+        return self.node.get(kind, name, self.name)
 
     def url(self, name: str) -> str:
         """The address of its Service: the node routes it, no name server is needed."""
-        return f"http://{self.kubectl.get('service', name)['spec']['clusterIP']}"
+        return f"http://{self.get('service', name)['spec']['clusterIP']}"
 
     def status(self, name: str) -> Object:
         """Its status now."""
-        status: Object = self.kubectl.get(KIND, name)["status"]
+        status: Object = self.get(KIND, name)["status"]
         return status
 
     def condition(self, name: str, kind: str) -> Object:
@@ -71,93 +123,14 @@ class Space:
 
     def pods(self, name: str) -> list[Object]:
         """Its pods, the leaving ones too."""
-        return self.kubectl.all_of("pods", "-l", f"sluice.dev/inferenceservice={name}")
+        return self.owned("pods", name)
 
-
-@contextmanager
-def open_space() -> Iterator[Space]:
-    """A new namespace, gone afterwards together with its volumes."""
-    name = f"test-{uuid4().hex[:8]}"
-    kubectl = Kubectl(name)
-    enforce = {
-        "pod-security.kubernetes.io/enforce": "restricted",
-        "pod-security.kubernetes.io/enforce-version": "latest",
-    }
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": enforce}}
-    folders = {"torch": Path(json.loads((node_folder() / "plan.json").read_text())["torch"]), "models": models()}
-    kubectl.apply(namespace)
-    try:
-        kubectl.apply(*(item for role, folder in folders.items() for item in _volume(name, role, folder)))
-        yield Space(kubectl)
-    finally:
-        kubectl("delete", "namespace", name, "--wait=false")
-        kubectl("delete", "persistentvolume", "--wait=false", *(f"{name}-{role}" for role in folders))
-
-
-def models() -> Path:
-    """The folder that pods see as /models; tests put models there."""
-    folder = node_folder() / "models"
-    folder.mkdir(exist_ok=True)
-    folder.chmod(0o755)
-    return folder
-
-
-def _volume(namespace: str, role: str, folder: Path) -> list[Object]:
-    """A folder of this machine as a claim in the namespace."""
-    spec = {"accessModes": ["ReadOnlyMany"], "storageClassName": ""}
-    volume = f"{namespace}-{role}"
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": volume},
-            "spec": {
-                **spec,
-                "capacity": {"storage": "10Gi"},
-                "persistentVolumeReclaimPolicy": "Retain",
-                "hostPath": {"path": str(folder), "type": "Directory"},
-                "claimRef": {"namespace": namespace, "name": role},
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": role, "namespace": namespace},
-            "spec": {**spec, "volumeName": volume, "resources": {"requests": {"storage": "10Gi"}}},
-        },
-    ]
-
-
-def with_torch(service: Object) -> Object:
-    """The same service with torch and the models mounted into its engine."""
-    claims = {"torch": TORCH_AT, "models": MODELS_AT}
-    template = {
-        "volumes": [{"name": role, "persistentVolumeClaim": {"claimName": role, "readOnly": True}} for role in claims],
-        "engine": {
-            "env": [{"name": "PYTHONPATH", "value": TORCH_AT}],
-            "volumeMounts": [{"name": role, "mountPath": path, "readOnly": True} for role, path in claims.items()],
-        },
-    }
-    return {**service, "spec": {**service["spec"], "podTemplate": template}}
+    def owned(self, kind: str, name: str) -> list[Object]:
+        """The objects of a kind that belong to it."""
+        return list(self.node.list(kind, self.name, f"{LABEL}={name}"))
 
 
 def example(name: str) -> Object:
     """One of the examples that ship with the definition."""
     loaded: Object = yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text())
     return loaded
-
-
-def tiny(name: str, path: str = TINY, **spec: Any) -> Object:
-    """A service of the tiny random model, with a promise that two busy cores keep."""
-    written = {
-        "model": {"servedName": "tiny", "source": {"image": {"path": path}}},
-        "slo": {"timeToFirstToken": "20s", "interTokenLatency": "2s"},
-        "cache": {"capacity": "64Mi"},
-        "accelerator": {"count": 0},
-        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
-        "rollout": {"drainTimeout": "60s"},
-        **spec,
-    }
-    return with_torch(
-        {"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}, "spec": written}
-    )

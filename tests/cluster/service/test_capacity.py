@@ -1,4 +1,4 @@
-"""More work than fits, and a step that would break the promise."""
+"""More work than fits, a step that would break the promise, and a second pod."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import asyncio
 import openai
 import pytest
 
-from cluster.service.space import Space, tiny
+from cluster.service.space import KIND, Space
 from cluster.service.streams import Stream, client, stream
 
 pytestmark = pytest.mark.cluster
 
 
 async def test_a_pod_refuses_what_it_cannot_finish_and_says_when_to_come_back(space: Space) -> None:
-    url = space.serve(tiny("busy", cache={"capacity": "1Mi"}, admission={"maxWait": "0s"}))
+    url = space.serve(space.tiny("busy", cache={"capacity": "512Ki"}, admission={"maxWait": "0s"}))
     who = client(url)
 
     outcomes = await asyncio.gather(
-        *(stream(who, "tiny", "word " * 20, max_tokens=200) for _ in range(48)), return_exceptions=True
+        *(stream(who, "tiny", "word " * 20, max_tokens=200) for _ in range(32)), return_exceptions=True
     )
 
     refused = [outcome for outcome in outcomes if isinstance(outcome, openai.RateLimitError)]
     served = [outcome for outcome in outcomes if isinstance(outcome, Stream)]
     assert refused
     assert served
-    assert len(refused) + len(served) == len(outcomes), [o for o in outcomes if isinstance(o, Exception)]
+    assert len(refused) + len(served) == len(outcomes), [one for one in outcomes if isinstance(one, Exception)]
     for refusal in refused:
         assert int(refusal.response.headers["retry-after"]) >= 1
         assert refusal.response.headers["x-sluice-reason"] == refusal.code
@@ -33,28 +33,29 @@ async def test_a_pod_refuses_what_it_cannot_finish_and_says_when_to_come_back(sp
 
 
 def test_the_api_server_refuses_a_chunk_that_the_measured_cost_cannot_keep(space: Space) -> None:
-    service = tiny("promise", slo={"timeToFirstToken": "20s", "interTokenLatency": "2s"})
+    service = space.tiny("promise")
     space.serve(service)
     cost = space.status("promise")["stepCost"]
     left_ns = 1000 * (2_000_000 - cost["fixedMicroseconds"] - cost["decodeMicroseconds"])
     ceiling = left_ns // cost["perPrefillTokenNanoseconds"]
 
-    service["spec"]["scheduling"] = {"prefillChunkTokens": 2 * ceiling}
-    refusal = space.kubectl.refusal(service)
+    service["spec"]["scheduling"]["prefillChunkTokens"] = 2 * ceiling
+    refusal = space.refusal(service)
 
     assert "scheduling.prefillChunkTokens takes longer than slo.interTokenLatency" in refusal
-    assert (
-        "lower scheduling.prefillChunkTokens, relax slo.interTokenLatency, or set slo.enforcement: Observe" in refusal
-    )
-    service["spec"]["scheduling"] = {"prefillChunkTokens": ceiling // 2}
-    space.kubectl.apply(service)
+    assert "lower scheduling.prefillChunkTokens, relax slo.interTokenLatency, or set" in refusal
+    service["spec"]["scheduling"]["prefillChunkTokens"] = ceiling // 2
+    space.apply(service)
 
 
-def test_scaling_is_never_refused_and_brings_a_second_pod(space: Space) -> None:
-    space.serve(tiny("scaled"))
+def test_scaling_brings_a_second_pod_and_takes_it_away_again(space: Space) -> None:
+    space.serve(space.tiny("scaled"))
 
-    space.kubectl("scale", "inferenceservices.sluice.dev/scaled", "--replicas=2")
-
+    space.kubectl("scale", f"{KIND}/scaled", "--replicas=2")
     space.wait("scaled", "jsonpath={.status.readyReplicas}=2")
     space.wait("scaled", "condition=Ready")
     assert len(space.pods("scaled")) == 2
+
+    space.kubectl("scale", f"{KIND}/scaled", "--replicas=1")
+    space.wait("scaled", "jsonpath={.status.replicas}=1")
+    space.wait("scaled", "condition=Ready")

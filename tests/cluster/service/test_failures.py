@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from pathlib import Path
 
 import openai
 import pytest
 
-from cluster.service.space import MODELS_AT, Space, models, tiny
+from cluster.service.space import MODELS_AT, Space, models
 from cluster.service.streams import client, stream
 
 pytestmark = pytest.mark.cluster
@@ -30,12 +31,12 @@ def engine_process(pod_uid: str) -> int:
 
 
 async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_back(space: Space) -> None:
-    url = space.serve(tiny("killed"))
+    url = space.serve(space.tiny("killed"))
     (pod,) = space.pods("killed")
     who = client(url)
     answers = [
         await who.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "go on"}], max_tokens=1000, stream=True
+            model="tiny", messages=[{"role": "user", "content": "go on"}], max_tokens=800, temperature=0, stream=True
         )
         for _ in range(3)
     ]
@@ -49,16 +50,17 @@ async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_bac
             async for _ in answer:
                 pass
         assert not isinstance(caught.value, openai.APIConnectionError), "cut without a word"
-        assert caught.value.code == "engine_dead"
-    await asyncio.to_thread(
-        space.kubectl.wait, f"pod/{pod['metadata']['name']}", "jsonpath={.status.containerStatuses[0].restartCount}=1"
-    )
+        assert caught.value.code == "engine_failed"
+    restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
+    await asyncio.to_thread(space.wait_for, f"pod/{pod['metadata']['name']}", restarted)
     await asyncio.to_thread(space.wait, "killed", "condition=Ready")
     assert (await stream(client(url, retries=5), "tiny", "again", max_tokens=4)).finish_reason
+    told = space.kubectl("get", "events", "--field-selector=involvedObject.kind=InferenceService,reason=EngineKilled")
+    assert "was killed (exit code 137)" in told
 
 
 def test_a_missing_model_is_told_by_condition_and_failure(space: Space) -> None:
-    space.kubectl.apply(tiny("missing", path=f"{MODELS_AT}/nowhere"))
+    space.apply(space.tiny("missing", path=f"{MODELS_AT}/nowhere"))
 
     space.wait("missing", "jsonpath={.status.failure.reason}=ModelMissing")
 
@@ -72,15 +74,13 @@ def test_a_missing_model_is_told_by_condition_and_failure(space: Space) -> None:
 
 
 def test_a_corrupt_model_is_told_and_forgotten_when_it_is_mended(space: Space) -> None:
-    broken = models() / space.name
-    broken.mkdir(mode=0o755)
+    broken = shutil.copytree(models(space.node) / "tiny", models(space.node) / space.name)
     (broken / "config.json").write_text("{ this is not JSON")
-    service = tiny("broken", path=f"{MODELS_AT}/{space.name}")
-    space.kubectl.apply(service)
+    space.apply(space.tiny("broken", path=f"{MODELS_AT}/{space.name}"))
     space.wait("broken", "jsonpath={.status.failure.reason}=ModelCorrupt")
     assert "config.json" in space.status("broken")["failure"]["message"]
 
-    space.serve(tiny("broken"))
+    space.serve(space.tiny("broken"))
 
     assert "failure" not in space.status("broken")
     assert space.condition("broken", "Degraded")["status"] == "False"

