@@ -188,6 +188,22 @@ async def test_an_object_of_somebody_else_is_left_alone(world: World, labelled: 
     assert await world.look(service) == [], "and it is told once"
 
 
+async def test_a_name_that_became_free_is_taken_without_an_event(world: World) -> None:
+    theirs: Json = {"kind": "Service", "metadata": {"name": "chat", "uid": "theirs", "resourceVersion": "5"}}
+    world.cluster.objects["Service", "chat"] = theirs
+    service = world.service()
+    await world.look(service)
+    del world.cluster.objects["Service", "chat"]
+
+    await world.reconciler.look(service)
+    assert ("Service", "chat") not in world.cluster.objects, "not with every poll"
+    world.time_s += 15
+    await world.reconciler.look(service)
+
+    assert ("Service", "chat") in world.cluster.objects
+    assert "failure" not in world.cluster.statuses[-1]
+
+
 async def test_our_own_object_without_its_labels_is_ours_again(world: World) -> None:
     service = world.service()
     await world.look(service)

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.2
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
+# No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
+_OBSTACLE_S = 15.0
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
 _TEMPORARY = frozenset({401, 408, 409, 429})
 
@@ -84,6 +86,7 @@ class Service:
     status: Mapping[str, Any]
     """As last read or written."""
     written_at: float = float("-inf")
+    looked_at: float = float("-inf")
     observed: Observed = field(default_factory=Observed)
     spec: specs.ServiceSpec | None = None
     problem: Failure | None = None
@@ -201,9 +204,9 @@ class Reconciler:
         if service.body["metadata"].get("deletionTimestamp"):
             service.wake.clear()
             return
-        if service.wake.is_set():
+        if service.wake.is_set() or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
             service.wake.clear()
-            began = self._clock()
+            began = service.looked_at = self._clock()
             await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()

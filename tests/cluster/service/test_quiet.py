@@ -28,10 +28,8 @@ def writes(release: Release, pod: str) -> dict[str, float]:
     """The operator's own count of its writes, by what was written."""
     path = f"/api/v1/namespaces/{release.namespace}/pods/{pod}:8081/proxy/metrics"
     page = release.node.kubectl("get", "--raw", path)
-    return {
-        what: float(n)
-        for what, n in re.findall(r'^sluice_operator_api_writes_total{what="(\w+)"} (\S+)$', page, re.MULTILINE)
-    }
+    counts = re.findall(r'^sluice_operator_api_writes_total{what="(\w+)"} (\S+)$', page, re.MULTILINE)
+    return {what: float(count) for what, count in counts}
 
 
 def versions(space: Space) -> dict[str, str]:
