@@ -15,15 +15,18 @@ from sluice_engine.inputs import StepInputs
 from sluice_engine.linear import Linear
 from sluice_engine.weights import LayerWeights, Weights
 
+# Up to this size a CPU holds its weights twice, so that a single stream is as fast as its memory.
+_KEEP_ROWS_UP_TO_BYTES = 1 << 30
+
 
 class Layer:
     """One decoder layer's products."""
 
-    def __init__(self, weights: LayerWeights) -> None:
-        self.qkv = Linear(weights.qkv)
-        self.attention_out = Linear(weights.attention_out)
-        self.gate_up = Linear(weights.gate_up)
-        self.down = Linear(weights.down)
+    def __init__(self, weights: LayerWeights, *, keep_rows: bool) -> None:
+        self.qkv = Linear(weights.qkv, keep_rows=keep_rows)
+        self.attention_out = Linear(weights.attention_out, keep_rows=keep_rows)
+        self.gate_up = Linear(weights.gate_up, keep_rows=keep_rows)
+        self.down = Linear(weights.down, keep_rows=keep_rows)
 
 
 class Model:
@@ -33,9 +36,11 @@ class Model:
         shape = weights.architecture
         self.architecture = shape
         self._embedding = weights.embedding
-        self._layers = [Layer(layer) for layer in weights.layers]
+        keep_rows = weights.layer_bytes <= _KEEP_ROWS_UP_TO_BYTES
+        self._layers = [Layer(layer, keep_rows=keep_rows) for layer in weights.layers]
         self._final_norm = weights.final_norm
-        self._head = Linear(weights.head)
+        # The rows of a tied head are there anyway: they are the embedding.
+        self._head = Linear(weights.head, keep_rows=keep_rows or weights.head is weights.embedding)
         self._epsilon = shape.norm_epsilon
         self._epsilon_row = torch.full((1, 1), shape.norm_epsilon)
         self._q_size = shape.num_heads * shape.head_dim

@@ -79,6 +79,15 @@ class Weights:
     head: Tensor
     """[V, H]; the embedding itself where it is tied."""
 
+    @property
+    def layer_bytes(self) -> int:
+        """Size of all layers' matrices."""
+        return sum(
+            matrix.nbytes
+            for layer in self.layers
+            for matrix in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+        )
+
 
 def open_tensors(path: Path) -> Tensors:
     """The tensors of a GGUF file or a Hugging Face directory, headers checked, nothing loaded yet.
