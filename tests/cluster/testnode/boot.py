@@ -223,7 +223,13 @@ SystemdCgroup = false
     def _spawn(self, program: str, *words: str) -> None:
         with (self.run / f"{program}.log").open("wb") as log:
             process = subprocess.Popen(
-                [program, *words], cwd=self.run, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [program, *words],
+                cwd=self.run,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,  # an interrupt from the terminal is for the command alone
             )
         self._started[process.pid] = program
 

@@ -24,6 +24,7 @@ from cluster.testnode.errors import Missing
 
 CGROUPS = Path("/sys/fs/cgroup")
 PREFIX = "sluice-node-"
+INTERRUPTED_S = 10  # for a command that tidies up after Ctrl-C
 GONE_WITHIN_S = 20  # for the kernel to take a whole process tree down
 
 
@@ -89,6 +90,10 @@ def _enter(argv: Sequence[str]) -> int:
     try:
         first = _first_process(box)
         return box.wait()
+    except KeyboardInterrupt:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            box.wait(INTERRUPTED_S)
+        raise
     finally:
         box.kill()
         box.wait()
