@@ -14,7 +14,7 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
-    "__future__", "bisect", "collections", "copy", "dataclasses", "decimal", "enum", "fractions", "functools",
+    "__future__", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions", "functools",
     "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
     "types", "typing",
 }  # fmt: skip
@@ -24,6 +24,9 @@ PURE_PROJECT = {
     "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
     "sluice_sidecar.measure",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
+    "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
+    "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.figures", "sluice_operator.changes",
+    "sluice_operator.schema", "sluice_operator.cel",
 }  # fmt: skip
 
 
