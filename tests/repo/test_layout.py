@@ -14,8 +14,8 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
-    "__future__", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions", "functools",
-    "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
+    "__future__", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
+    "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
     "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
@@ -48,7 +48,9 @@ def imported_modules(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
+            module = node.module or ""
+            is_package = module.startswith("sluice_") and "." not in module
+            found |= {f"{module}.{alias.name}" for alias in node.names} if is_package else {module}
     return found
 
 
