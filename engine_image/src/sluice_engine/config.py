@@ -76,7 +76,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """The structure of the scheduler. A set value is obeyed or refused, never bent; None is derived from the promise."""
+    """The structure of the scheduler. A set value is obeyed or refused, never bent; None is derived."""
 
     max_sequences: int | None = None
     """Most requests that run at once."""
