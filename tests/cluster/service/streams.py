@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import openai
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,20 @@ def client(url: str, *, retries: int = 0) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=retries, timeout=300)
 
 
+async def opened(
+    who: openai.AsyncOpenAI, model: str, prompt: str, max_tokens: int
+) -> openai.AsyncStream[ChatCompletionChunk]:
+    """A chat completion that has begun to stream.
+
+    Raises:
+        openai.APIError: it was refused.
+    """
+    said: list[ChatCompletionMessageParam] = [{"role": "user", "content": prompt}]
+    return await who.chat.completions.create(
+        model=model, messages=said, max_tokens=max_tokens, temperature=0, stream=True
+    )
+
+
 async def stream(who: openai.AsyncOpenAI, model: str, prompt: str, max_tokens: int) -> Stream:
     """One chat completion, streamed to its end.
 
@@ -28,12 +43,15 @@ async def stream(who: openai.AsyncOpenAI, model: str, prompt: str, max_tokens: i
         openai.APIError: it was refused, cut, or ended in an error event.
     """
     text, chunks, finish_reason = "", 0, None
-    answer = await who.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": prompt}], max_tokens=max_tokens, temperature=0, stream=True
-    )
-    async for chunk in answer:
+    async for chunk in await opened(who, model, prompt, max_tokens):
         chunks += 1
         for choice in chunk.choices:
             text += choice.delta.content or ""
             finish_reason = choice.finish_reason or finish_reason
     return Stream(text, chunks, finish_reason)
+
+
+async def once(url: str, model: str, prompt: str, max_tokens: int) -> Stream:
+    """One chat completion by a client of its own, which comes back when it is told to."""
+    async with client(url, retries=5) as who:
+        return await stream(who, model, prompt, max_tokens)

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from cluster.service.space import MODELS_AT, Space, models
-from cluster.service.streams import client, stream
+from cluster.service.streams import client, once, opened
 
 pytestmark = pytest.mark.cluster
 
@@ -33,28 +33,24 @@ def engine_process(pod_uid: str) -> int:
 async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_back(space: Space) -> None:
     url = space.serve(space.tiny("killed"))
     (pod,) = space.pods("killed")
-    who = client(url)
-    answers = [
-        await who.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "go on"}], max_tokens=800, temperature=0, stream=True
-        )
-        for _ in range(3)
-    ]
-    for answer in answers:  # all three are in the middle of their output
-        await anext(aiter(answer))
+    async with client(url) as who:
+        answers = [await opened(who, "tiny", "go on", max_tokens=800) for _ in range(3)]
+        for answer in answers:  # all three are in the middle of their output
+            await anext(aiter(answer))
 
-    os.kill(engine_process(pod["metadata"]["uid"]), signal.SIGKILL)
+        os.kill(engine_process(pod["metadata"]["uid"]), signal.SIGKILL)
 
-    for answer in answers:
-        with pytest.raises(openai.APIError) as caught:
-            async for _ in answer:
-                pass
-        assert not isinstance(caught.value, openai.APIConnectionError), "cut without a word"
-        assert caught.value.code == "engine_failed"
+        for answer in answers:
+            with pytest.raises(openai.APIError) as caught:
+                async for _ in answer:
+                    pass
+            assert not isinstance(caught.value, openai.APIConnectionError), "cut without a word"
+            assert caught.value.code == "engine_failed"
+
     restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
     await asyncio.to_thread(space.wait_for, f"pod/{pod['metadata']['name']}", restarted)
     await asyncio.to_thread(space.wait, "killed", "condition=Ready")
-    assert (await stream(client(url, retries=5), "tiny", "again", max_tokens=4)).finish_reason
+    assert (await once(url, "tiny", "again", max_tokens=4)).finish_reason
     told = space.kubectl("get", "events", "--field-selector=involvedObject.kind=InferenceService,reason=EngineKilled")
     assert "was killed (exit code 137)" in told
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.service.release import Release
 from cluster.service.space import KIND, Space
-from cluster.service.streams import client, stream
+from cluster.service.streams import once
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +34,7 @@ async def test_without_the_operator_definition_services_and_streams_stay_and_its
         assert "inferenceservices.sluice.dev" in said  # Helm names what it keeps
         assert release.objects() == []
         assert space.get(KIND, "kept")["spec"]["accelerator"] == {"count": 0, "resourceName": "nvidia.com/gpu"}
-        assert (await stream(client(url, retries=5), "tiny", "still here?", max_tokens=4)).finish_reason
+        assert (await once(url, "tiny", "still here?", max_tokens=4)).finish_reason
     finally:
         release.install()
 

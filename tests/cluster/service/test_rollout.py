@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.service.space import Space
-from cluster.service.streams import Stream, client, stream
+from cluster.service.streams import Stream, once
 from cluster.testnode.cluster import Object
 
 pytestmark = pytest.mark.cluster
@@ -23,8 +23,7 @@ async def test_a_rolling_restart_under_load_loses_no_stream(space: Space) -> Non
     async def keep_streaming() -> None:
         while not over.is_set():
             # A new client each time, so that the node balances it anew; its retries come before the first byte only.
-            async with client(url, retries=5) as who:
-                ended.append(await stream(who, "tiny", "once upon a time", max_tokens=300))
+            ended.append(await once(url, "tiny", "once upon a time", max_tokens=300))
 
     async with asyncio.TaskGroup() as clients:
         for _ in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.service.space import KIND, LABEL, Space, example
-from cluster.service.streams import client, stream
+from cluster.service.streams import once
 
 pytestmark = pytest.mark.cluster
 
@@ -16,7 +16,7 @@ async def test_the_cpu_example_becomes_a_service_that_streams(space: Space) -> N
     name, model = service["metadata"]["name"], service["spec"]["model"]["servedName"]
 
     url = space.serve(service)
-    said = await stream(client(url, retries=5), model, "Say hello.", max_tokens=16)
+    said = await once(url, model, "Say hello.", max_tokens=16)
 
     assert said.text
     assert said.finish_reason in {"stop", "length"}
