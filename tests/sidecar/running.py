@@ -96,5 +96,8 @@ async def empty(gate: Gate) -> None:
     """Wait until nothing is held: no request, no ledger entry, no body, no place at the door."""
     admission = gate.admission
     await until(
-        lambda: (gate.in_flight, len(admission.ledger.entries), gate.held.held_bytes, admission.waiting) == (0, 0, 0, 0)
+        lambda: (
+            (gate.in_flight, len(admission.room.ledger.entries), gate.held.held_bytes, admission.waiting)
+            == (0, 0, 0, 0)
+        )
     )

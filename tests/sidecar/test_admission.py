@@ -202,7 +202,7 @@ def test_where_the_promise_is_only_observed_nobody_is_refused_for_it() -> None:
 
 def test_an_idle_pod_admits_one_request_that_fits_whatever_is_predicted() -> None:
     door = Door(live=live_config(ttft_us=1, max_wait_us=0))
-    door.admission.ceiling.share = 0.0
+    door.admission.room.ceiling.share = 0.0
 
     door.admit("a", cost(prompt=500, output=500, choices=9))
     assert isinstance(door.enter("b"), Refusal)
@@ -220,19 +220,19 @@ def test_an_engine_that_cannot_keep_the_promise_still_serves_one_at_a_time() -> 
 def test_stale_state_costs_a_fifth_of_the_room(door: Door) -> None:
     door.now_us += 500_001
 
-    assert door.admission.freshness(door.now_us) == "stale"
-    assert door.admission.sequences(door.now_us) == 3
-    assert door.admission.ceiling_blocks(door.now_us) == 76
+    assert door.admission.room.freshness(door.now_us) == "stale"
+    assert door.admission.room.sequences(door.now_us) == 3
+    assert door.admission.room.ceiling_blocks(door.now_us) == 76
 
 
 def test_a_blind_gate_goes_on_by_its_ledger_with_half_the_last_good_concurrency(door: Door) -> None:
     for name in "abcd":
         door.complete(door.admit(name)) if name == "d" else door.admit(name)
-    assert door.admission.sequences(door.now_us) == 4
+    assert door.admission.room.sequences(door.now_us) == 4
     door.now_us += 5 * S + 1
 
-    assert door.admission.freshness(door.now_us) == "blind"
-    assert door.admission.sequences(door.now_us) == 2
+    assert door.admission.room.freshness(door.now_us) == "blind"
+    assert door.admission.room.sequences(door.now_us) == 2
 
 
 def test_a_gate_that_never_saw_concurrency_lets_one_in_while_blind(door: Door) -> None:
@@ -316,11 +316,11 @@ def test_a_client_that_left_with_a_permit_it_never_heard_of_gives_it_back(door: 
     ticket = door.enter("e")
     assert isinstance(ticket, Ticket)
     door.complete(permits[0])
-    assert len(door.admission.ledger.entries) == 4
+    assert len(door.admission.room.ledger.entries) == 4
 
     door.admission.leave(ticket, door.now_us)
 
-    assert len(door.admission.ledger.entries) == 3
+    assert len(door.admission.room.ledger.entries) == 3
 
 
 def test_all_at_the_door_are_told_when_the_engine_dies(door: Door) -> None:
@@ -346,16 +346,16 @@ def test_the_learned_ratio_comes_from_what_the_engine_counted(door: Door) -> Non
         door.complete(permit)
         door.observe(requests=())
 
-    assert door.admission.ratio.tokens_per_byte == pytest.approx(225 / 900)
+    assert door.admission.room.ratio.tokens_per_byte == pytest.approx(225 / 900)
 
 
 def test_the_first_token_teaches_the_bias_once(door: Door) -> None:
     permit = door.admit("a")
-    predicted_us = door.admission.predictions_us["a"]
-    door.admission.first_token(permit, door.now_us + 2 * predicted_us)
-    door.admission.first_token(permit, door.now_us + 9 * predicted_us)
+    predicted_us = door.admission.room._predictions_us["a"]
+    door.admission.room.first_token(permit, door.now_us + 2 * predicted_us)
+    door.admission.room.first_token(permit, door.now_us + 9 * predicted_us)
 
-    assert door.admission.bias.factor == pytest.approx(2.0)
+    assert door.admission.room.bias.factor == pytest.approx(2.0)
 
 
 def test_the_door_tells_why_one_more_small_request_would_be_refused(door: Door) -> None:
@@ -386,7 +386,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def enter(self, prompt: int, output: int, choices: int) -> None:
         self.made += 1
         name = f"r{self.made}"
-        idle = not list(self.admission.ledger.live()) and not self.admission.waiting
+        idle = not list(self.admission.room.ledger.live()) and not self.admission.waiting
 
         def settle(verdict: Permit | Refusal) -> None:
             self.settled[name] = self.settled.get(name, 0) + 1
@@ -407,9 +407,11 @@ class AdmissionMachine(RuleBasedStateMachine):
             assert isinstance(verdict, Permit), "an idle pod admits one that fits"
 
     def check_room(self) -> None:
-        if len(self.admission.ledger.entries) > 1 and self.admission.freshness(self.door.now_us) == "fresh":
-            assert self.admission.peak_blocks() <= max(self.admission.ceiling_blocks(self.door.now_us), 0)
-            assert sum(1 for _ in self.admission.ledger.live()) <= self.admission.sequences(self.door.now_us)
+        if len(self.admission.room.ledger.entries) > 1 and self.admission.room.freshness(self.door.now_us) == "fresh":
+            assert self.admission.room.peak_blocks(self.door.now_us) <= max(
+                self.admission.room.ceiling_blocks(self.door.now_us), 0
+            )
+            assert sum(1 for _ in self.admission.room.ledger.live()) <= self.admission.room.sequences(self.door.now_us)
 
     @precondition(lambda self: self.permits)
     @rule(data=st.data(), completed=st.booleans())
@@ -472,11 +474,11 @@ class AdmissionMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_ledger_holds_what_is_open_and_nothing_else(self) -> None:
-        ledger = self.admission.ledger
+        ledger = self.admission.room.ledger
         assert set(ledger.entries) == {name for name, permit in self.permits.items() if permit.open}
         assert self.admission.waiting == len(self.tickets)
         assert self.admission.admitted_total == ledger.releases_total + len(ledger.entries)
-        assert self.admission.ledger_blocks() >= 0
+        assert self.admission.room.ledger_blocks() >= 0
 
     def teardown(self) -> None:
         while self.tickets or self.permits:
@@ -487,8 +489,12 @@ class AdmissionMachine(RuleBasedStateMachine):
                 _, permit = self.permits.popitem()
                 permit.close(self.door.now_us)
         self.door.observe(requests=())
-        assert (self.admission.ledger.entries, self.admission.waiting, self.admission.ledger_blocks()) == ({}, 0, 0)
-        assert self.admission.predictions_us == {}
+        assert (self.admission.room.ledger.entries, self.admission.waiting, self.admission.room.ledger_blocks()) == (
+            {},
+            0,
+            0,
+        )
+        assert self.admission.room._predictions_us == {}
 
 
 AdmissionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

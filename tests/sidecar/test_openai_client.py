@@ -37,7 +37,7 @@ async def test_its_own_retry_comes_back_when_we_said_and_gets_in(engine: Scripte
         engine.script = Script(hold_token={1: hold})
         admission = gate.gate.admission
         running = [asyncio.create_task(chat(client)) for _ in range(4)]
-        await until(lambda: len(admission.ledger.entries) == 4)
+        await until(lambda: len(admission.room.ledger.entries) == 4)
         announced_us: list[int] = []
         draw = admission._draw
 

@@ -190,7 +190,7 @@ async def test_a_state_that_never_comes_makes_the_gate_stale_and_then_blind_but_
 ) -> None:
     async with running_gate(engine, socket_dir, stale_after_us=20_000, blind_after_us=100_000) as gate:
         engine.freeze = True
-        await until(lambda: gate.gate.admission.freshness(gate.gate.clock()) == "blind")
+        await until(lambda: gate.gate.admission.room.freshness(gate.gate.clock()) == "blind")
 
         assert gate.gate.not_ready() is None
         assert await _status(gate) == 200
@@ -201,11 +201,11 @@ async def test_a_frozen_engine_thread_makes_the_state_old_though_it_answers(
 ) -> None:
     gate.gate.engine._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock() - 9_000_000)
     gate.gate.engine._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock())
-    assert gate.gate.admission.freshness(gate.gate.clock()) == "blind"
+    assert gate.gate.admission.room.freshness(gate.gate.clock()) == "blind"
 
     in_a_long_step = replace(ready_state(seq=10**6), running_requests=1, step_running_us=400_000)
     gate.gate.engine._take(in_a_long_step, gate.gate.clock())
-    assert gate.gate.admission.freshness(gate.gate.clock()) == "fresh"
+    assert gate.gate.admission.room.freshness(gate.gate.clock()) == "fresh"
 
 
 async def _fill(gate: RunningGate, engine: ScriptedEngine, number: int, **request: Any) -> list[asyncio.Task[int]]:

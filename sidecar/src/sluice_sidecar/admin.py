@@ -49,7 +49,7 @@ class Admin:
     def state(self) -> GateState:
         """The gate's own state, with the engine's within."""
         gate, now_us = self._gate, self._gate.clock()
-        admission, engine = gate.admission, gate.engine.state
+        admission, room, engine = gate.admission, gate.admission.room, gate.engine.state
         closed_by = admission.closed_by(now_us)
         pool = None if engine is None else engine.pool
         used_percent = 0.0 if pool is None else 100 * (pool.total_blocks - pool.free_blocks) / max(1, pool.total_blocks)
@@ -57,21 +57,21 @@ class Admin:
             schema_version=SCHEMA_VERSION,
             ready=gate.not_ready() is None,
             draining=gate.drain.started,
-            freshness=admission.freshness(now_us),
+            freshness=room.freshness(now_us),
             live_config_hash=self._live_config_hash,
             gate_config_hash=self._gate_config_hash,
             measured=gate.recorder.measured(
-                preemptions_per_minute=admission.ceiling.per_minute(now_us),
+                preemptions_per_minute=room.ceiling.per_minute(now_us),
                 kv_usage_percent=round(used_percent, 1),
                 now_us=now_us,
             ),
             admission=Admission(
                 open=closed_by is None,
                 reason="" if closed_by is None else closed_by.value,
-                kv_ceiling_percent=round(100 * admission.ceiling.share, 1),
-                predicted_peak_blocks=admission.peak_blocks(),
-                ledger_requests=len(admission.ledger.entries),
-                ledger_blocks=admission.ledger_blocks(),
+                kv_ceiling_percent=round(100 * room.ceiling.share, 1),
+                predicted_peak_blocks=room.peak_blocks(now_us),
+                ledger_requests=len(room.ledger.entries),
+                ledger_blocks=room.ledger_blocks(),
                 waiting_at_door=admission.waiting,
                 admitted_total=admission.admitted_total,
                 refused_total=dict(sorted(admission.refused_total.items())),

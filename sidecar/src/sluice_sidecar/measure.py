@@ -163,6 +163,26 @@ class Residence:
         return int(self._mean_us) if self._samples >= self._least_samples else None
 
 
+class RecentMost:
+    """The largest number of the last minute, or a little longer: three slots of twenty seconds."""
+
+    def __init__(self, slot_us: int = 20_000_000, slots: int = 3) -> None:
+        self._slot_us = slot_us
+        self._slots: deque[tuple[int, int]] = deque(maxlen=slots)
+
+    def add(self, number: int, now_us: int) -> None:
+        """Take in one number."""
+        slot = now_us // self._slot_us
+        if self._slots and self._slots[-1][0] == slot:
+            number = max(number, self._slots.pop()[1])
+        self._slots.append((slot, number))
+
+    @property
+    def most(self) -> int:
+        """The largest; 0 before the first."""
+        return max((number for _, number in self._slots), default=0)
+
+
 class Bias:
     """Actual over predicted, never below 1: decayed sums, so that a tiny prediction weighs as little as it is."""
 

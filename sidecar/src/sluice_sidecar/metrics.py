@@ -112,30 +112,30 @@ class AdmissionCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every gauge and counter, now."""
         now_us, admission = self._clock(), self._admission
-        ledger = admission.ledger
-        age_us = admission.state_age_us(now_us)
+        room, ledger = admission.room, admission.room.ledger
+        age_us = room.state_age_us(now_us)
         gauges = [(name, text, float(read())) for name, text, read in self._gauges]
         gauges += [
             ("waiting_at_door", "Requests that wait at the door for their admission.", admission.waiting),
             ("ledger_requests", "Admitted requests whose stream has not ended.", len(ledger.entries)),
             ("ledger_choices", "Choices that hold or will hold a slot in the engine.", sum(1 for _ in ledger.live())),
-            ("ledger_blocks", "KV blocks of what was let in, all known input counted.", admission.ledger_blocks()),
+            ("ledger_blocks", "KV blocks of what was let in, all known input counted.", room.ledger_blocks()),
             ("predicted_peak_blocks", "Most KV blocks held at any future step if nobody else enters.",
-             admission.peak_blocks()),
-            ("kv_ceiling_blocks", "KV blocks that the predicted peak may reach.", admission.ceiling_blocks(now_us)),
+             room.peak_blocks(now_us)),
+            ("kv_ceiling_blocks", "KV blocks that the predicted peak may reach.", room.ceiling_blocks(now_us)),
             ("kv_ceiling_ratio", "Share of the pool that the predicted peak may reach, as steered by preemptions.",
-             admission.ceiling.share),
+             room.ceiling.share),
             ("max_sequences", "Choices that may run at once, given how fresh the engine's state is.",
-             admission.sequences(now_us)),
+             room.sequences(now_us)),
             ("preemptions_per_minute", "Preemptions in the engine, over the last 30 s.",
-             admission.ceiling.per_minute(now_us)),
+             room.ceiling.per_minute(now_us)),
             ("state_age_seconds", "Age of the engine's state in use; -1 before the first.",
              -1.0 if age_us is None else age_us * _US),
             ("tokens_per_byte", "Learned upper estimate of prompt tokens per byte of text.",
-             admission.ratio.tokens_per_byte),
-            ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.", admission.bias.factor),
+             room.ratio.tokens_per_byte),
+            ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.", room.bias.factor),
             ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
-             -1.0 if admission.residence.mean_us is None else admission.residence.mean_us * _US),
+             -1.0 if room.residence.mean_us is None else room.residence.mean_us * _US),
         ]  # fmt: skip
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"sluice_gate_{name}", text, value=value)
@@ -143,7 +143,7 @@ class AdmissionCollector(Collector):
             "sluice_gate_freshness", "1 for how far the state is trusted.", labels=["freshness"]
         )
         for word in _FRESHNESS:
-            freshness.add_metric([word], float(admission.freshness(now_us) == word))
+            freshness.add_metric([word], float(room.freshness(now_us) == word))
         yield freshness
         refused = CounterMetricFamily(
             "sluice_gate_refused", "Refusals of the gate's own, by reason.", labels=["reason"]

@@ -6,20 +6,20 @@ Owns the five-minute windows. Must not know sockets.
 from __future__ import annotations
 
 from sluice_engine.config import SLOConfig
-from sluice_sidecar.admission import Admission
 from sluice_sidecar.ledger import Permit
 from sluice_sidecar.measure import GoodRequests, QuantileWindow, StreamTimes
 from sluice_sidecar.metrics import GateMetrics
+from sluice_sidecar.room import Room
 from sluice_sidecar.state import Measured
 
 
 class Recorder:
     """Feeds windows, metrics and the learned bias from the streams."""
 
-    def __init__(self, slo: SLOConfig, admission: Admission, metrics: GateMetrics) -> None:
+    def __init__(self, slo: SLOConfig, room: Room, metrics: GateMetrics) -> None:
         self.metrics = metrics
         self._slo = slo
-        self._admission = admission
+        self._room = room
         self._ttft = QuantileWindow()
         self._itl = QuantileWindow()
         self._good = GoodRequests()
@@ -34,7 +34,7 @@ class Recorder:
         ttft_us = now_us - times.arrived_us
         self._ttft.add(ttft_us, now_us)
         self.metrics.ttft.observe(ttft_us / 1e6)
-        self._admission.first_token(permit, now_us)
+        self._room.first_token(permit, now_us)
 
     def completed(self, times: StreamTimes, output_tokens: int | None, now_us: int, *, streamed: bool) -> None:
         """A request came to its good end."""

@@ -57,7 +57,7 @@ class Gate:
         )
         self.engine = SluiceEngine(config.engine_socket, self.admission, clock, config.state_interval_us)
         self.metrics = GateMetrics()
-        self.recorder = Recorder(live.slo, self.admission, self.metrics)
+        self.recorder = Recorder(live.slo, self.admission.room, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
         self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock)
@@ -159,7 +159,7 @@ class Gate:
 
     async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where the estimate alone would refuse it."""
-        limits, ratio = self.admission.limits, self.admission.ratio
+        limits, ratio = self.admission.room.limits, self.admission.room.ratio
         assert limits is not None, "an available engine has told its limits"
         problem = estimate.hopeless(asked, limits)
         tokens = None

@@ -111,7 +111,7 @@ class SluiceEngine:
             return Reason.ENGINE_LOADING
         if self._refused_since_us is not None or self.state.hung or self.state.phase == "failed":
             return Reason.ENGINE_DEAD
-        if self.state.phase != "ready" or self._admission.limits is None:
+        if self.state.phase != "ready" or self._admission.room.limits is None:
             return Reason.ENGINE_LOADING
         return None
 

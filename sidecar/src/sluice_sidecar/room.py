@@ -1,0 +1,213 @@
+"""The room in the engine: what is inside, what its state says, and whether one more fits.
+
+Owns the ledger, the steered ceiling and everything learned from what came and went. Must not know who waits, what a
+refusal says, or HTTP. Pure: the clock comes in with each call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_engine.config import LiveConfig
+from sluice_engine.core.state import EngineState
+from sluice_sidecar.errors import Reason
+from sluice_sidecar.estimate import TokenRatio
+from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, Progress
+from sluice_sidecar.limits import Ceiling, Limits, growth, predicted_peak_blocks, predicted_ttft_us, prefill_share
+from sluice_sidecar.measure import Bias, RecentMost, Residence
+from sluice_sidecar.state import Freshness
+
+# What stale state costs: room for what the engine did since.
+STALE_FACTOR = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What keeps a request out now."""
+
+    reason: Reason
+    problem: str
+    """The middle of a sentence."""
+    wait_us: int | None
+    """Measured time until there is room; None while the drain is unmeasured."""
+
+
+class Room:
+    """The engine's capacity, as the gate knows it."""
+
+    def __init__(self, live: LiveConfig, *, stale_after_us: int, blind_after_us: int) -> None:
+        self._live = live
+        self._stale_after_us = stale_after_us
+        self._blind_after_us = blind_after_us
+        self.ledger = Ledger()
+        self.ceiling = Ceiling(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
+        self.ratio = TokenRatio()
+        self.bias = Bias()
+        self.residence = Residence()
+        self.limits: Limits | None = None
+        self._concurrency = RecentMost()
+        self._state_us: int | None = None
+        self._step_ends_us = 0
+        self._predictions_us: dict[str, int] = {}
+        """Predicted time to first token by request id, before the bias."""
+
+    # What happens.
+
+    def observe(self, state: EngineState, as_of_us: int, now_us: int) -> None:
+        """Take in the engine's state, true as of `as_of_us`."""
+        self.limits = Limits.from_state(state, self._live.slo) or self.limits
+        self._state_us = as_of_us
+        in_step_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
+        self._step_ends_us = as_of_us + in_step_us
+        for entry in self.ledger.apply(state, now_us):
+            if entry.cost.text_bytes:
+                self.ratio.learn(entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens)
+        self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
+        self._remember_concurrency(now_us)
+
+    def reserve(self, request_id: str, cost: Cost, now_us: int) -> Permit:
+        """Take the room for a call."""
+        if self.limits is not None:
+            self._predictions_us[request_id] = self.predicted_ttft_us(self.limits, cost, now_us)
+        permit = self.ledger.reserve(request_id, cost, now_us)
+        self._remember_concurrency(now_us)
+        return permit
+
+    def first_token(self, permit: Permit, now_us: int) -> None:
+        """An admitted request's first token went out: learn how far the prediction was off."""
+        predicted_us = self._predictions_us.pop(permit.entry.id, None)
+        if predicted_us:
+            self.bias.learn(predicted_us, now_us - permit.entry.admitted_us)
+
+    def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
+        """A call has left: learn how long such a stay is."""
+        self._predictions_us.pop(entry.id, None)
+        if completed:
+            self.residence.add(now_us - entry.admitted_us)
+
+    # How far it can be trusted.
+
+    def freshness(self, now_us: int) -> Freshness:
+        """How far the engine's state can be trusted."""
+        if self._state_us is None:
+            return "none"
+        age_us = now_us - self._state_us
+        if age_us > self._blind_after_us:
+            return "blind"
+        return "stale" if age_us > self._stale_after_us else "fresh"
+
+    def state_age_us(self, now_us: int) -> int | None:
+        """Age of the state in use."""
+        return None if self._state_us is None else now_us - self._state_us
+
+    def sequences(self, now_us: int) -> int:
+        """Choices that may run at once, given how fresh the engine's state is."""
+        if self.limits is None:
+            return 1
+        freshness = self.freshness(now_us)
+        if freshness == "fresh":
+            return self.limits.max_sequences
+        if freshness == "stale":
+            return max(1, int(self.limits.max_sequences * STALE_FACTOR))
+        return max(1, self._concurrency.most // 2)
+
+    def ceiling_blocks(self, now_us: int) -> int:
+        """Blocks that the future peak may reach."""
+        if self.limits is None:
+            return 0
+        share = self.ceiling.share * (1.0 if self.freshness(now_us) == "fresh" else STALE_FACTOR)
+        return int(self.limits.total_blocks * share)
+
+    # What is inside, and will be.
+
+    def ledger_blocks(self) -> int:
+        """Blocks that what was let in holds now, all known input counted."""
+        if self.limits is None:
+            return 0
+        size = self.limits.block_tokens
+        return sum(-(-choice.known_tokens // size) for choice in self.ledger.live())
+
+    def peak_blocks(self, now_us: int, cost: Cost | None = None) -> int:
+        """The future peak, with one more call or without."""
+        limits = self.limits
+        if limits is None:
+            return 0
+        choices = self._inside(now_us)
+        if cost is not None:
+            choices += [Progress(choice.prompt_tokens, choice.max_tokens) for choice in cost.choices]
+        prefilling = sum(choice.prefilling for choice in choices)
+        share = prefill_share(limits, len(choices) - prefilling, prefilling)
+        return predicted_peak_blocks(
+            (growth(c.known_tokens, c.remaining_tokens, c.prompt_tokens + c.max_tokens, share) for c in choices),
+            limits.block_tokens,
+        )
+
+    def predicted_ttft_us(self, limits: Limits, cost: Cost, now_us: int) -> int:
+        """Time to the first token of a call that enters now, before the bias."""
+        inside = self._inside(now_us)
+        return predicted_ttft_us(
+            limits,
+            queue_tokens=sum(choice.remaining_tokens for choice in inside if choice.prefilling),
+            own_tokens=cost.prefill_tokens,
+            # Everybody ahead decodes by the time this one prefills.
+            decodes=len(inside),
+            step_left_us=max(0, self._step_ends_us - now_us),
+        )
+
+    def time_for(self, needed: int, inside: int, now_us: int) -> int | None:
+        """Time until `needed` of the `inside` are free again, at the rate at which requests leave now."""
+        mean_us = self.residence.mean_us
+        if mean_us is None or not inside:
+            return None
+        entries = self.ledger.entries.values()
+        # Those inside may be slower than those that left: they have stayed this long already.
+        ages_us = sum(now_us - entry.admitted_us for entry in entries) // max(1, len(entries))
+        return needed * max(mean_us, ages_us) // inside
+
+    # Whether one more fits, cheap tests first.
+
+    def held(self, cost: Cost, now_us: int) -> Held | None:
+        """What keeps a call out now; None when there is room. An idle engine takes any one that fits at all."""
+        limits = self.limits
+        assert limits is not None, "an engine is available only once it has told its limits"
+        inside = self._inside(now_us)
+        if not inside:
+            return None
+        sequences = self.sequences(now_us)
+        if (excess := len(inside) + len(cost.choices) - sequences) > 0:
+            wait_us = self.time_for(excess, len(inside), now_us)
+            return Held(Reason.SLOTS, f"{len(inside)} of {sequences} slots are taken", wait_us)
+        ceiling = self.ceiling_blocks(now_us)
+        if (peak := self.peak_blocks(now_us, cost)) > ceiling:
+            wait_us = self.time_for(peak - ceiling, self.ledger_blocks(), now_us)
+            problem = f"with this request the KV cache would come to hold {peak} blocks, and {ceiling} may be used"
+            return Held(Reason.KV_PEAK, problem, wait_us)
+        if self._live.slo.enforcement == "Observe":
+            return None
+        predicted_us = int(self.predicted_ttft_us(limits, cost, now_us) * self.bias.factor)
+        promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
+        if predicted_us <= promise_us:
+            return None
+        problem = (
+            f"the first token is predicted after {predicted_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
+        )
+        # A queue of prefill drains by itself; decodes that slow the prefill have to leave.
+        queued = any(choice.prefilling for choice in inside)
+        wait_us = predicted_us - promise_us if queued else self.time_for(1, len(inside), now_us)
+        return Held(Reason.TTFT_PROMISE, problem, wait_us)
+
+    def slack_us(self, cost: Cost, now_us: int) -> int:
+        """What the promise of a first token leaves to wait; negative when nothing."""
+        assert self.limits is not None, "asked only where something was held"
+        predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.bias.factor)
+        return self._live.slo.ttft_promise_us(cost.longest_prompt_tokens) - predicted_us
+
+    def _inside(self, now_us: int) -> list[Progress]:
+        if self.freshness(now_us) == "blind":
+            # What an old state listed beside the ledger says nothing about now.
+            return [choice for entry in self.ledger.entries.values() for choice in entry.choices if not choice.gone]
+        return list(self.ledger.live())
+
+    def _remember_concurrency(self, now_us: int) -> None:
+        if self.freshness(now_us) == "fresh":
+            self._concurrency.add(sum(1 for _ in self.ledger.live()), now_us)
