@@ -353,7 +353,37 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = ["model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format", "user", "metadata", "store", "echo", "best_of", "suffix", "logit_bias", "role", "content", "type"]
+FIELDS = [
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "user",
+    "metadata",
+    "store",
+    "echo",
+    "best_of",
+    "suffix",
+    "logit_bias",
+    "role",
+    "content",
+    "type",
+]
 
 
 @given(
