@@ -28,12 +28,19 @@ class Release:
 
     def uninstall(self) -> str:
         """Uninstall it and wait until its objects are gone; returns what Helm says."""
-        return self._helm("uninstall", self.name)
+        said = self._helm("uninstall", self.name)
+        # Helm waits for what it made itself, and not for the pod that follows from it.
+        pods = ["pods", "-l", self._mine, "--for=delete", f"--timeout={PATIENCE_S}s"]
+        self.node.kubectl("-n", self.namespace, "wait", *pods, timeout_s=PATIENCE_S + 30)
+        return said
 
     def objects(self) -> list[str]:
         """Names of what it has now, in its namespace and cluster-wide; the definition apart."""
-        mine = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/part-of=sluice"
-        return [one["metadata"]["name"] for one in self.node.list(KINDS, self.namespace, mine)]
+        return [one["metadata"]["name"] for one in self.node.list(KINDS, self.namespace, self._mine)]
+
+    @property
+    def _mine(self) -> str:
+        return f"app.kubernetes.io/instance={self.name},app.kubernetes.io/part-of=sluice"
 
     def _helm(self, verb: str, *words: str) -> str:
         how = ["--namespace", self.namespace, "--wait", f"--timeout={PATIENCE_S}s"]
