@@ -120,8 +120,9 @@ async def test_a_signal_lets_every_stream_end_first(engine: ScriptedEngine, sock
 async def test_a_second_signal_ends_it_at_once(engine: ScriptedEngine, socket_dir: Path) -> None:
     engine.script = Script(hold_token={1: asyncio.Event()})
     async with gate_process(socket_dir) as gate:
-        stream = asyncio.create_task(gate.stream())
-        await until(lambda: len(engine.active) == 1)
+        # All slots are taken, so that none of those who knock below is let in before the signal has come.
+        streams = [asyncio.create_task(gate.stream()) for _ in range(4)]
+        await until(lambda: len(engine.active) == 4)
 
         gate.process.send_signal(signal.SIGTERM)
         while not (await gate.stream()).startswith("503"):
@@ -129,7 +130,7 @@ async def test_a_second_signal_ends_it_at_once(engine: ScriptedEngine, socket_di
         gate.process.send_signal(signal.SIGTERM)
 
         assert await gate.process.wait() == 0
-        await asyncio.gather(stream, return_exceptions=True)
+        await asyncio.gather(*streams, return_exceptions=True)
 
 
 @pytest.mark.slow
