@@ -107,10 +107,13 @@ def test_those_at_the_door_are_let_in_in_order_and_nobody_overtakes(door: Door) 
 
     door.complete(permits[0])
     assert door.verdicts == {}
+    assert isinstance(door.enter("late"), Ticket), "one slot is free, and others wait for it"
     door.complete(permits[1])
     assert list(door.verdicts) == ["large"]
     door.complete(permits[2])
     assert list(door.verdicts) == ["large", "small"]
+    door.complete(permits[3])
+    assert list(door.verdicts) == ["large", "small", "late"]
 
 
 def test_a_wait_that_is_over_ends_in_the_reason_that_held_it(door: Door) -> None:
