@@ -23,7 +23,7 @@ from engine.scripted import ScriptedRunner, make_limits
 from engine.tiny_model import EOS, tiny_tokenizer
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.loop import EngineLoop
-from sluice_engine.core.plan import SampledToken, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import Emission, SampledToken, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, LoadingProgress, StepCost
 from sluice_engine.core.steptime import PlanningProfile
@@ -100,12 +100,18 @@ class Served:
 
     async def idle(self) -> None:
         """Return once the engine holds nothing."""
-        await until(lambda: self.service.publication is not None and not self.scheduler.requests)
-        seq = self.service.publication.seq if self.service.publication else 0
-        await until(lambda: self.service.publication is not None and self.service.publication.seq >= seq)
+        await until(lambda: self.service.held_choices() == 0)
+        # Commands are taken in order: once this one has run, every abort before it has been taken too.
+        taken = threading.Event()
+
+        def mark(_engine: LoadedEngine) -> list[Emission]:
+            taken.set()
+            return []
+
+        self.service._command(mark)
+        await until(lambda: taken.is_set() and not self.scheduler.requests)
         assert self.scheduler.pool.num_free == self.scheduler.pool.num_blocks
         assert len(self.scheduler.waiting) == 0
-        assert self.service.held_choices() == 0
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -223,9 +223,9 @@ async def test_a_request_that_fails_leaves_the_others_alone(
     reply = asyncio.ensure_future(fine)
     with pytest.raises(openai.APIError, match="not finite"):
         await failing()
-    await engine.idle()
 
     assert (await reply).choices[0].message.content == "fine"
+    await engine.idle()
 
 
 # ---------------------------------------------------------------------- bodies and routes
@@ -409,8 +409,8 @@ async def test_clients_that_leave_at_random_leave_nothing_behind(engine: Served)
         reader, writer = await asyncio.open_connection("127.0.0.1", int(engine.url.rpartition(":")[2]))
         text = rng.choice(["endless", "say:short", "fail", f"say:{'long ' * rng.randrange(20)}"])
         body = json.dumps(chat(text, stream=rng.random() < 0.7, n=rng.randrange(1, 4))).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-        whole = head + body
+        head = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(body)}"]
+        whole = "\r\n".join([*head, "", ""]).encode() + body
         sent = whole if rng.random() < 0.8 else whole[: rng.randrange(len(whole))]
         writer.write(sent)
         await writer.drain()
@@ -426,9 +426,8 @@ async def test_clients_that_leave_at_random_leave_nothing_behind(engine: Served)
     for _ in range(12):
         await asyncio.gather(*map(call, range(12)))
     await engine.idle()
-    assert (await engine.post("/v1/chat/completions", chat("say:still here")))[1]["choices"][0]["message"][
-        "content"
-    ] == ("still here")
+    _, after = await engine.post("/v1/chat/completions", chat("say:still here"))
+    assert after["choices"][0]["message"]["content"] == "still here"
 
 
 # ---------------------------------------------------------------------- steps that take long, engines that end

@@ -1,0 +1,230 @@
+"""`python -m sluice_engine` as a process: how it starts, serves a tiny real model, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, UnixConnector
+
+from sluice_engine.__main__ import main
+from tiny_model import make_tiny_llama
+
+LIVE = {"slo": {"time_to_first_token_us": 10_000_000, "inter_token_latency_us": 500_000}}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short: a socket's path holds 107 bytes, and pytest's own folders are longer."""
+    with tempfile.TemporaryDirectory(prefix="sl-") as name:
+        yield Path(name)
+
+
+def write_config(folder: Path, **fields: Any) -> Path:
+    config: dict[str, Any] = {
+        "model": {"source": {"path": str(folder / "model")}, "served_name": "tiny", "data_type": "Float32"},
+        "cache": {"capacity_bytes": 8 * 2**20},
+        "scheduling": {"max_sequences": 4},
+        "socket_path": str(folder / "s"),
+        "live_path": str(folder / "live.json"),
+        "table_dir": str(folder / "tables"),
+        "termination_message_path": str(folder / "last-words"),
+        **fields,
+    }
+    (folder / "live.json").write_text(json.dumps(LIVE))
+    path = folder / "engine.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+# ---------------------------------------------------------------------- bad starts, in this process
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "says"),
+    [
+        pytest.param("engine.json", None, "engine.json: cannot be read: No such file", id="no configuration"),
+        pytest.param("engine.json", b"{", "engine.json: is not JSON", id="malformed"),
+        pytest.param("engine.json", b"\xff", "engine.json: is not JSON", id="not text"),
+        pytest.param("engine.json", b"[]", "engine.json: must be an object", id="a list"),
+        pytest.param(
+            "engine.json", b'{"modle": {}}', "engine.json.modle: is not a known field", id="a misspelled field"
+        ),
+        pytest.param("live.json", None, "live.json: cannot be read: No such file", id="no promise"),
+        pytest.param(
+            "live.json", b'{"slo": {}}', "live.json.slo.time_to_first_token_us: is missing", id="half a promise"
+        ),
+    ],
+)
+def test_a_bad_configuration_is_one_line_and_exit_2(
+    folder: Path, capsys: pytest.CaptureFixture[str], file: str, content: bytes | None, says: str
+) -> None:
+    config = write_config(folder)
+    (folder / file).unlink() if content is None else (folder / file).write_bytes(content)
+
+    assert main(["--config", str(config)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert says in lines[0]
+
+
+def test_a_bad_option_is_one_line_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["--config"], ["--config", "x", "--model", "y"]):
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+# ---------------------------------------------------------------------- real processes
+
+
+def start(folder: Path, **fields: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sluice_engine", "--config", str(write_config(folder, **fields))]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@asynccontextmanager
+async def running(folder: Path, model: Path) -> AsyncIterator[tuple[subprocess.Popen[str], ClientSession]]:
+    """A process that is ready; it is killed if the test left it running."""
+    # The step table is kept beside the model, so that the first start alone measures it.
+    source = {"source": {"path": str(model)}, "served_name": "tiny", "data_type": "Float32"}
+    process = start(folder, model=source, table_dir=str(model.parent / "tables"))
+    connector = UnixConnector(str(folder / "s"))
+    try:
+        async with ClientSession("http://engine", connector=connector) as http, asyncio.timeout(120):
+            while True:
+                assert process.poll() is None, process.communicate()[1]
+                try:
+                    async with http.get("/health") as response:
+                        if response.status == 200:
+                            break
+                except ClientConnectionError:  # it has not bound its socket yet
+                    await asyncio.sleep(0.05)
+            yield process, http
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "status", "says"),
+    [
+        pytest.param({}, 1, "ModelMissing: there is no model at", id="no model"),
+        pytest.param(
+            {"socket_path": "/nowhere/s"}, 1, "SocketUnavailable: /nowhere/s", id="no directory for the socket"
+        ),
+        pytest.param({"table_dir": "/proc/x"}, 1, "ModelMissing", id="no place for the step table changes nothing"),
+    ],
+)
+def test_a_start_that_fails_says_why_in_one_line_and_as_last_words(
+    folder: Path, fields: dict[str, Any], status: int, says: str
+) -> None:
+    process = start(folder, **fields)
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == status
+    assert says in errors.splitlines()[-1]
+    assert (folder / "last-words").read_text() == errors.splitlines()[-1] + "\n"
+    assert "Traceback" not in errors
+    assert not (folder / "s").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_damaged_model_is_one_line(folder: Path, name: str) -> None:
+    path = make_tiny_llama(folder / "model") / name
+    path.write_bytes(path.read_bytes()[:100])
+    process = start(folder)
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("ModelCorrupt: ")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_a_cache_that_this_machine_does_not_have_is_a_bad_configuration(folder: Path) -> None:
+    make_tiny_llama(folder / "model")
+    process = start(folder, cache={"capacity_bytes": 2**60})
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].startswith("InvalidConfig: cache.capacity_bytes")
+    assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+async def test_it_serves_ends_with_0_on_sigterm_and_ends_its_streams_with_an_error(folder: Path, model: Path) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
+    async with running(folder, model) as (process, http):
+        replies = []
+        for _ in range(2):
+            async with http.post("/v1/chat/completions", json={**chat, "max_tokens": 5, "logprobs": True}) as response:
+                replies.append(await response.json())
+        endless = {**chat, "stream": True, "ignore_eos": True}
+        async with http.post("/v1/chat/completions", json=endless) as response:
+            await response.content.readline()
+            process.send_signal(signal.SIGTERM)
+            text = (await response.content.read()).decode()
+        _, errors = process.communicate(timeout=60)
+
+    assert replies[0]["choices"] == replies[1]["choices"]
+    assert replies[0]["usage"]["completion_tokens"] >= 1
+    assert all(token["logprob"] <= 0 for token in replies[0]["choices"][0]["logprobs"]["content"])
+    assert '"code":"engine_not_ready"' in text
+    assert "[DONE]" not in text
+    assert process.returncode == 0
+    assert all(json.loads(line)["message"] for line in errors.splitlines())
+    assert not (folder / "s").exists()
+
+
+@pytest.mark.slow
+async def test_a_second_engine_leaves_the_first_ones_socket_alone(folder: Path, model: Path) -> None:
+    async with running(folder, model) as (_, http):
+        second = start(folder, model={"source": {"path": str(model)}, "served_name": "tiny"})
+        _, errors = second.communicate(timeout=120)
+        async with http.get("/health") as response:
+            assert response.status == 200
+
+    assert second.returncode == 1
+    assert errors.splitlines()[-1].startswith("SocketInUse: ")
+
+
+@pytest.mark.slow
+async def test_after_a_kill_mid_stream_the_client_knows_and_the_next_engine_starts(folder: Path, model: Path) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
+    async with running(folder, model) as (process, http):
+        async with http.post("/v1/chat/completions", json=chat) as response:
+            await response.content.readline()
+            process.kill()
+            with pytest.raises((ClientConnectionError, ClientPayloadError)):
+                await response.content.read()
+        assert (folder / "s").exists()
+    async with running(folder, model) as (_, http), http.get("/state") as response:
+        assert (await response.json())["phase"] == "ready"
+
+
+@pytest.mark.slow
+def test_everything_but_the_start_imports_without_torch() -> None:
+    modules = ["__main__", "server", "service", "metrics", "tokenizer", "intake", "answer", "live_state", "sources"]
+    code = f"import sys\nfor name in {modules}: __import__('sluice_engine.' + name)\nassert 'torch' not in sys.modules"
+
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
