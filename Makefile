@@ -77,7 +77,7 @@ demo: $(STAMP) ## A real model behind the gate on this machine, driven past its 
 
 .PHONY: demo-cluster
 demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, stream, refuse, delete
-	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python demo/cluster.py
+	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python demo/on_node.py
 
 .PHONY: bench
 bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
