@@ -150,3 +150,16 @@ def test_limits_derived_from_a_measured_table_rest_on_measured_cells(tmp_path: P
 
     assert derived.feasible, derived.reason
     assert not table.extrapolates(derived.max_sequences, derived.chunk_ceiling_tokens)
+
+
+def test_the_hosts_own_share_of_a_step_is_measured_and_counts_against_the_promise(tmp_path: Path) -> None:
+    machine = Machine()
+
+    def clock() -> int:
+        machine.now_us += 150  # planning and settling: two readings a step
+        return machine.now_us
+
+    table, _ = calibrate(machine, config(tmp_path), live(), clock)
+
+    assert table.host_overhead_us == 150
+    assert table.bound_us(1, 0, 0) == round(table.predict_us(1, 0, 0) * table.tail_ratio) + 150

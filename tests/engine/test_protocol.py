@@ -244,6 +244,7 @@ def test_a_bad_chat_body_is_refused_by_name(raw: bytes, param: str | None, code:
         pytest.param(text(prompt=[True]), "prompt[0]", "invalid_type", id="a boolean for an id"),
         pytest.param(text(prompt=[[1], 2]), "prompt[1]", "invalid_type", id="a number among lists"),
         pytest.param(text(prompt=["a"] * 33), "prompt", "invalid_value", id="too many prompts"),
+        pytest.param(text(prompt=["a"] * 32, n=5), "n", "invalid_value", id="too many choices over all prompts"),
         pytest.param(text(prompt="\ud800"), "prompt", "invalid_value", id="half a surrogate pair"),
         pytest.param(text(logprobs=True), "logprobs", "invalid_type", id="logprobs a boolean"),
         pytest.param(text(logprobs=2), "logprobs", "unsupported_parameter", id="logprobs of other tokens"),

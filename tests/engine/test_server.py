@@ -16,6 +16,8 @@ from openai import AsyncOpenAI
 from engine.serving import Served, served, until
 from sluice_engine.codec import decode
 from sluice_engine.core.state import EngineState
+from sluice_engine.counters import Counters
+from sluice_engine.publication import publication_of
 from sluice_engine.server import MAX_BODY_BYTES
 
 
@@ -133,6 +135,36 @@ async def test_a_list_of_prompts_gives_a_set_of_choices_each(client: AsyncOpenAI
     assert by_ids.choices[0].text == "ids"
     assert by_ids.usage is not None
     assert by_ids.usage.prompt_tokens == 7
+
+
+async def test_the_state_tells_the_requests_of_one_call_apart(engine: Served) -> None:
+    engine.runner.may_step.clear()
+    body = {"model": "tiny", "prompt": ["say:a", "say:b", "say:c"], "n": 2}
+    call = asyncio.create_task(engine.post("/v1/completions", body))
+    await until(lambda: len(engine.scheduler.requests) == 6)
+    engine.runner.may_step.set()
+    assert (await call)[0] == 200
+    await engine.idle()
+
+    ended = list(engine.service.engine.loop.finished if engine.service.engine else [])
+
+    assert sorted(request.choice for request in ended) == [0, 1, 2, 3, 4, 5]
+    assert len({request.id for request in ended}) == 1
+
+
+async def test_the_choices_that_run_are_published_under_the_indices_of_the_reply(engine: Served) -> None:
+    body = {"model": "tiny", "prompt": ["endless", "endless"], "n": 2, "max_tokens": 150}
+    engine.runner.may_step.clear()
+    call = asyncio.create_task(engine.post("/v1/completions", body))
+    await until(lambda: len(engine.scheduler.requests) == 4)
+    loaded = engine.service.engine
+    assert loaded is not None
+
+    published = publication_of(loaded.loop, Counters(), 1).requests
+
+    assert [request.choice for request in published] == [0, 1, 2, 3]
+    engine.runner.may_step.set()
+    assert (await call)[0] == 200
 
 
 async def test_max_tokens_ends_with_length_and_when_left_out_means_what_fits(

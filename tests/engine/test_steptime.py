@@ -211,3 +211,19 @@ def test_a_malformed_table_is_refused(
 
     with pytest.raises(ValueError, match="step table axis"):
         StepTable(decode_axis=decode_axis, prefill_axis=prefill_axis, context_axis=context_axis, median_us=(1,) * cells)
+
+
+def test_a_budget_alone_leaves_room_for_prefill_beside_the_decodes() -> None:
+    derived, _ = derive(slo(ttft_ms=5000), SchedulerConfig(token_budget=40), ChunkConfig(), PROFILE, capacity())
+
+    assert derived.feasible, derived.reason
+    assert (derived.max_sequences, derived.chunk_ceiling_tokens) == (39, 39)
+
+
+def test_a_budget_that_the_set_batch_uses_up_is_infeasible() -> None:
+    setting = SchedulerConfig(token_budget=40, max_sequences=40)
+
+    derived, _ = derive(slo(), setting, ChunkConfig(), PROFILE, capacity())
+
+    assert not derived.feasible
+    assert "tokenBudget 40" in derived.reason

@@ -6,6 +6,7 @@ the time that came back.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import statistics
 from collections.abc import Callable, Iterator
@@ -14,8 +15,12 @@ from typing import Protocol
 
 from sluice_engine.codec import digest, from_json, to_json
 from sluice_engine.config import EngineConfig, LiveConfig
-from sluice_engine.core.derive import Capacity
-from sluice_engine.core.steptime import StepTable
+from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.derive import Capacity, StepLimits
+from sluice_engine.core.plan import SampledToken, StepResult
+from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.errors import InvalidConfig
 
 log = logging.getLogger(__name__)
@@ -24,6 +29,9 @@ log = logging.getLogger(__name__)
 BUDGET_US = 25_000_000
 MIN_ROUNDS = 1
 MAX_ROUNDS = 5
+
+# Steps in which the host's own share of a step is timed: a few milliseconds in all.
+OVERHEAD_STEPS = 16
 
 # A kept cell that is off by more than this was measured on another machine, or beside another load.
 KEPT_TOLERANCE = 0.35
@@ -89,13 +97,40 @@ def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clo
         "step table measured",
         extra={"cells": len(medians), "rounds": rounds, "seconds": round((clock() - started) / 1e6, 1)},
     )
-    return StepTable(
+    table = StepTable(
         decode_axis=decode_axis,
         prefill_axis=prefill_axis,
         context_axis=context_axis,
         median_us=tuple(medians[cell] for cell in cells),
         measured_on=runner.description,
     )
+    return dataclasses.replace(table, host_overhead_us=_host_overhead_us(table, clock))
+
+
+def _host_overhead_us(table: StepTable, clock: Callable[[], int]) -> int:
+    """Median µs that planning and settling a step take beside the model, with the largest batch decoding."""
+    batch = table.decode_axis[-1]
+    limits = StepLimits(
+        max_sequences=batch,
+        token_budget=2 * batch,
+        prefill_chunk_tokens=batch,
+        max_prefill_tokens_per_request=None,
+        ceiling=ChunkCeiling(table, 0),
+        block_tokens=OVERHEAD_STEPS,
+    )
+    pool = BlockPool(2 * batch, limits.block_tokens)
+    scheduler = Scheduler(limits, pool, table, max_length_tokens=2 * OVERHEAD_STEPS)
+    sampling = SamplingParams(max_tokens=OVERHEAD_STEPS)
+    for number in range(batch):
+        scheduler.add(Request(str(number), [0], 1, sampling, arrival_us=number))
+    times = []
+    while scheduler.has_work:
+        begun = clock()
+        plan = scheduler.schedule(begun)
+        tokens = tuple(SampledToken(entry.request.id, entry.incarnation, 0) for entry in plan.scheduled)
+        scheduler.update(plan, StepResult(plan.step, tokens))
+        times.append(clock() - begun)
+    return round(statistics.median(times))
 
 
 def _decode_axis(runner: MeasuredRunner, config: EngineConfig) -> tuple[int, ...]:

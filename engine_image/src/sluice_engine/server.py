@@ -99,8 +99,6 @@ class EngineServer:
         app.on_cleanup.append(self._cleanup)
         return app
 
-    # ------------------------------------------------------------------ generation
-
     async def chat(self, http: web.Request) -> web.StreamResponse:
         """`/v1/chat/completions`."""
         request_id = self._request_id(http)
@@ -190,8 +188,6 @@ class EngineServer:
         if num_bytes <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-    # ------------------------------------------------------------------ everything else
 
     async def tokenize(self, http: web.Request) -> web.StreamResponse:
         """`/tokenize`: the token ids of a prompt, or of a conversation as the chat template writes it."""

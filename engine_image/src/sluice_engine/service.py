@@ -69,8 +69,6 @@ class EngineService:
         self._seq = 0
         self._next_publication_us = 0
 
-    # ------------------------------------------------------------------ the event loop's side
-
     def start(self) -> None:
         """Start the thread: it loads the model, then serves until `close`, or until the engine fails."""
         self._event_loop = asyncio.get_running_loop()
@@ -182,8 +180,6 @@ class EngineService:
         self.failure = (code, message)
         self._fail_streams(EngineNotReady(f"the engine has failed: {message}"))
         self._ready.set()
-
-    # ------------------------------------------------------------------ the thread's side
 
     def _run(self) -> None:
         """The thread's whole life."""

@@ -1,6 +1,6 @@
 """`/state` of the gate, versioned JSON: what it measured at the door, what it holds, and the engine's own state within.
 
-Read by the operator (status) and `sluice top`. Readers decode with `ignore_unknown`.
+Read by the operator. Readers decode with `ignore_unknown`.
 """
 
 from __future__ import annotations

@@ -74,6 +74,9 @@ def derive(
         return ceiling(b, context(b))
 
     most = min(capacity.num_blocks, capacity.max_decode_requests)
+    if scheduling.token_budget is not None:
+        # A budget that decodes use up alone would shut prefill out.
+        most = max(1, min(most, scheduling.token_budget - 1))
     block, reason, least_itl = capacity.block_tokens, "", 0
     set_chunk, set_sequences = chunk.prefill_chunk_tokens, scheduling.max_sequences
     if set_chunk is None and set_sequences is None:
@@ -100,7 +103,7 @@ def derive(
         budget = (
             sequences + set_chunk if set_chunk is not None else max(b + max(c(b), block) for b in _samples(sequences))
         )
-    elif not reason and budget <= sequences and sequences > 1:
+    elif not reason and set_sequences is not None and budget <= set_sequences and set_sequences > 1:
         reason = f"tokenBudget {budget} leaves no prefill beside {sequences} decodes; raise it above {sequences}"
     limits = StepLimits(
         max_sequences=sequences,
@@ -126,7 +129,7 @@ def derive(
         reason=reason,
         least_inter_token_latency_us=least_itl,
         least_time_to_first_token_us=least_ttft,
-        chunk_ceiling_tokens=largest_chunk,
+        chunk_ceiling_tokens=max(1, min(largest_chunk, budget - 1)),
         token_budget=budget,
         max_sequences=sequences,
         kv_capacity_tokens=capacity.pool_tokens,

@@ -5,6 +5,9 @@ A request holds KV for at most prompt + max_tokens − 1 tokens, since the last 
 
 from __future__ import annotations
 
+# Choices of one call, over all of its prompts: what the engine takes, and what the gate reckons with.
+MAX_CHOICES = 128
+
 
 def blocks_for(num_tokens: int, block_tokens: int) -> int:
     """Blocks that hold the KV of `num_tokens`."""

@@ -141,7 +141,7 @@ class EngineLoop:
         self.finished.append(
             FinishedState(
                 id=request.gate_id or request.id,
-                choice=request.sampling.choice,
+                choice=request.index,
                 outcome=request.outcome,
                 prompt_tokens=request.num_prompt,
                 output_tokens=request.num_output,

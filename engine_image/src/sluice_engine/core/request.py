@@ -48,7 +48,7 @@ class SamplingParams:
     seed: int = 0
     """Resolved before the request enters (drawn where the caller gave none)."""
     choice: int = 0
-    """Index within `n`; with seed and position it keys the randomness."""
+    """Index within one prompt's `n`; with seed and position it keys the randomness, and nothing else."""
     logprobs: bool = False
     """Whether the log probability of the chosen token is wanted."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -74,6 +74,8 @@ class Request:
     """First arrival; a preemption does not change it."""
     gate_id: str = ""
     """The gate's request id, shared by the choices of one call."""
+    index: int = 0
+    """Position within the call, over all choices of all prompts: with `gate_id` it names the request outside."""
 
     # The scheduler's own, from here on.
     status: RequestStatus = RequestStatus.WAITING

@@ -102,8 +102,6 @@ class Scheduler:
         self._latched_for: int | None = None
         """Blocks that a victim needs to come back; entry is shut while this is set."""
 
-    # ------------------------------------------------------------------ callers
-
     def add(self, request: Request) -> str | None:
         """Queue a request by its arrival; a sentence when it can never fit, and then nothing is queued."""
         assert request.id not in self.requests, f"request {request.id} exists"
@@ -137,8 +135,6 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request has not ended."""
         return bool(self.requests)
-
-    # ------------------------------------------------------------------ one step
 
     def schedule(self, now_us: int) -> StepPlan:
         """The batch of the next step. Blocks are allocated for it; `update` settles it."""
@@ -232,8 +228,6 @@ class Scheduler:
         unfinished = sum(r.num_computed for r in self.running if r not in step.entries)
         return step.context + unfinished
 
-    # ------------------------------------------------------------------ memory
-
     def _grow(self, request: Request, num_tokens: int, step: _Step) -> bool:
         """Hold blocks for `num_tokens`, preempting if it must; False when the request cannot run in this step."""
         while not self.pool.grow(request.blocks, num_tokens):
@@ -277,8 +271,6 @@ class Scheduler:
         self.pool.release(request.blocks)
         self._free_slots.append(request.slot)
         request.slot = -1
-
-    # ------------------------------------------------------------------ results
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Emission]:
         """Settle a step: advance what was computed, append what was sampled, end what is complete."""

@@ -1,4 +1,4 @@
-"""`/state`: the engine's live state as versioned JSON, read by the gate, the operator and `sluice top`.
+"""`/state`: the engine's live state as versioned JSON, read by the gate and, through it, by the operator.
 
 The types are the contract. Readers decode with `ignore_unknown` and accept two minor versions back.
 """
@@ -65,6 +65,7 @@ class RequestState:
     id: str
     """The gate's request id."""
     choice: int
+    """Index of the reply's choice, over all prompts of the call."""
     status: Literal["waiting", "running"]
     prompt_tokens: int
     computed_tokens: int

@@ -24,17 +24,6 @@ class ScheduledRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptionRecord:
-    """A victim and what its state costs to compute again."""
-
-    request_id: str
-    num_computed: int
-    freed_blocks: int
-    recompute_us: int
-    beneficiary_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One step as it was planned and as it ran."""
 
@@ -47,7 +36,7 @@ class StepRecord:
     prefill_tokens: int
     context_tokens: int
     scheduled: tuple[ScheduledRecord, ...]
-    preempted: tuple[PreemptionRecord, ...]
+    preempted: tuple[Preemption, ...]
     waiting_reasons: dict[str, int]
     """Requests that stayed out, by the gate that held them."""
     idle_reason: str | None
@@ -77,23 +66,13 @@ def record_of(plan: StepPlan, start_us: int, real_us: int) -> StepRecord:
             )
             for entry in plan.scheduled
         ),
-        preempted=tuple(_preemption_record(preemption) for preemption in plan.preempted),
+        preempted=plan.preempted,
         waiting_reasons=dict(plan.waiting_reasons),
         idle_reason=plan.idle_reason,
         tokens_left=plan.tokens_left,
         prefill_left=plan.prefill_left,
         free_blocks_before=plan.free_blocks_before,
         free_blocks_after=plan.free_blocks_after,
-    )
-
-
-def _preemption_record(preemption: Preemption) -> PreemptionRecord:
-    return PreemptionRecord(
-        request_id=preemption.request_id,
-        num_computed=preemption.num_computed,
-        freed_blocks=preemption.freed_blocks,
-        recompute_us=preemption.recompute_us,
-        beneficiary_id=preemption.beneficiary_id,
     )
 
 
