@@ -188,11 +188,15 @@ class FakeCluster:
         self.writes: list[str] = []
         self.refuse: dict[str, ApiRefused] = {}
         """Kind → what its application is answered with."""
+        self.unexpected: list[Exception] = []
+        """What the next observations end in."""
         self.told = asyncio.Event()
         """A status was written."""
         self._versions = itertools.count(100)
 
     async def observe(self, namespace: str, name: str) -> Observed:
+        if self.unexpected:
+            raise self.unexpected.pop()
         selected = {
             found: copy.deepcopy(item)
             for found, item in self.objects.items()

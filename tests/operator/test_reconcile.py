@@ -240,6 +240,31 @@ async def test_a_passing_refusal_is_tried_again_and_accuses_nobody(world: World,
     assert world.cluster.statuses == []
 
 
+async def test_what_nobody_expected_is_tried_again_and_claims_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_operator.reconcile._BACKOFF_S", (0,))
+    world.cluster.unexpected = [KeyError("kind"), KeyError("kind")]
+    world.reconciler.see(scene.body())
+
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+
+    (status,) = world.cluster.statuses
+    assert condition(status, "Ready")["reason"] == "Applying"
+    assert ("Deployment", "chat") in world.cluster.objects
+    assert world.count("sluice_operator_reconciles_total", outcome="failed") == 2
+
+
+async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World) -> None:
+    service = world.service()
+    service.wake.clear()
+
+    await world.reconciler.look(service)
+
+    assert world.cluster.writes == []
+
+
 async def test_a_namespace_that_ends_is_left_in_peace(world: World) -> None:
     world.cluster.refuse["ServiceAccount"] = NamespaceEnds(403, "Forbidden", "it is being terminated")
 

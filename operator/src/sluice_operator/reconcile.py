@@ -182,18 +182,16 @@ class Reconciler:
                 wait_s = self._settings.poll_s
             except NamespaceEnds:
                 wait_s = self._settings.poll_s
-            except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
+            except Exception as error:
                 self._metrics.reconciles.labels("failed").inc()
                 wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
                 failures += 1
-                service.wake.set()  # the next turn looks again
-                log.warning("reconcile failed", extra={**_named(service.body), "error": str(error), "retry_s": wait_s})
+                service.wake.set()  # the next turn looks again: until then nothing is known that could be told
+                told = {**_named(service.body), "error": str(error) or type(error).__name__, "retry_s": wait_s}
+                is_expected = isinstance(error, (ApiRefused, aiohttp.ClientError, TimeoutError, OSError))
+                level, trace = (logging.WARNING, None) if is_expected else (logging.ERROR, error)
+                log.log(level, "reconcile failed", extra=told, exc_info=trace)
                 await asyncio.sleep(wait_s)
-                continue
-            except Exception:
-                self._metrics.reconciles.labels("failed").inc()
-                log.exception("reconcile failed", extra=_named(service.body))
-                await asyncio.sleep(_BACKOFF_S[-1])
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(service.wake.wait(), timeout=wait_s)
@@ -260,6 +258,8 @@ class Reconciler:
         return problem
 
     async def _tell(self, service: Service) -> None:
+        if service.spec is None and service.problem is None:
+            return  # not looked at yet
         addresses = {pod.name: pod.ip for pod in pods.views(service.observed) if status.is_pollable(pod)}
         states = await self._gates.states(addresses) if addresses else {}
         self._metrics.gate_polls.labels("ok").inc(len(states))
