@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import platform
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -46,7 +47,7 @@ class Report:
             "bars": [{**asdict(bar), "ok": bar.ok} for bar in self.bars],
             "data": self.data,
         }
-        print(json.dumps(document), flush=True)
+        print(json.dumps(document), file=sys.__stdout__, flush=True)
         return 0 if all(bar.ok for bar in self.bars) else 1
 
 
@@ -64,6 +65,9 @@ def machine() -> str:
 def arguments(description: str) -> argparse.Namespace:
     """`--json` (the document alone) and `--quick` (ends within a minute)."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print the JSON document only")
+    parser.add_argument("--json", action="store_true", help="the JSON document alone on standard output")
     parser.add_argument("--quick", action="store_true", help="a shorter run that ends within a minute")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.json:
+        sys.stdout = sys.stderr  # progress and tables; the document goes to the real standard output
+    return args
