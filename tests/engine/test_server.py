@@ -96,6 +96,27 @@ async def test_stop_strings_end_the_answer_and_free_the_request(client: AsyncOpe
     assert reply.usage.completion_tokens == 4
 
 
+async def test_a_choice_that_stops_is_ended_in_the_engine_while_the_others_go_on(engine: Served) -> None:
+    body = {"model": "tiny", "prompt": ["endless", "say:0123456789"], "stop": ["bab"]}
+    await engine.post("/v1/completions", body)
+    await engine.idle()
+    _, state = await engine.get("/state")
+
+    assert [done["outcome"] for done in state["finished"]] == ["stop", "stop"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_held_for_a_stop_string_is_said_at_the_end(engine: Served, *, stream: bool) -> None:
+    body = {"model": "tiny", "prompt": "say:the EN", "stop": ["END"], "stream": stream}
+    if stream:
+        events = await frames(engine, "/v1/completions", body)
+        text = "".join(event["choices"][0]["text"] for event in events[:-1])
+    else:
+        text = (await engine.post("/v1/completions", body))[1]["choices"][0]["text"]
+
+    assert text == "the EN"
+
+
 async def test_logprobs_of_the_chosen_tokens(client: AsyncOpenAI) -> None:
     reply = await client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "say:hé"}], logprobs=True

@@ -91,6 +91,7 @@ def requests_of(
                     sampling=sampling,
                     arrival_us=arrival_us,
                     gate_id=request_id,
+                    index=len(requests),
                 )
             )
     return requests

@@ -93,7 +93,7 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
 def _request_state(request: Request) -> RequestState:
     return RequestState(
         id=request.gate_id or request.id,
-        choice=request.sampling.choice,
+        choice=request.index,
         status="running" if request.status is RequestStatus.RUNNING else "waiting",
         prompt_tokens=request.num_prompt,
         computed_tokens=request.num_computed,

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_engine.core.fit import largest_output_tokens
+from sluice_engine.core.fit import MAX_CHOICES, largest_output_tokens
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.ledger import ChoiceCost, Cost
 from sluice_sidecar.limits import Limits
@@ -28,8 +28,6 @@ NON_ASCII_WEIGHT = 1.5
 # No tokenizer in use packs running text into fewer tokens than this many bytes each: what is too long by this measure
 # is too long for certain, and is not worth the engine's time to count.
 MOST_BYTES_PER_TOKEN = 16
-# OpenAI's own bound on `n`; the engine refuses what is beyond.
-MOST_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def parse(body: bytes, route: Route) -> Asked:
     limit = data.get("max_completion_tokens", data.get("max_tokens")) if route == "chat" else data.get("max_tokens")
     return Asked(
         prompts=prompts,
-        choices_per_prompt=min(MOST_CHOICES, _positive(data.get("n")) or 1),
+        choices_per_prompt=min(MAX_CHOICES, _positive(data.get("n")) or 1),
         # A wrong type is the engine's to refuse: priced as the least.
         max_tokens=None if limit is None else _positive(limit) or 1,
         param="messages" if route == "chat" else "prompt",
@@ -121,7 +119,7 @@ def price(asked: Asked, limits: Limits, ratio: TokenRatio, exact_tokens: int | N
         choice = ChoiceCost(tokens, max(1, room) if asked.max_tokens is None else asked.max_tokens)
         choices.extend([choice] * asked.choices_per_prompt)
     return Cost(
-        tuple(choices[:MOST_CHOICES]),
+        tuple(choices[:MAX_CHOICES]),
         text_bytes=0 if any(prompt.tokens is not None for prompt in asked.prompts) else asked.prompts[0].text_bytes,
         overhead_tokens=asked.prompts[0].overhead_tokens,
     )
@@ -198,7 +196,7 @@ def _prompts(prompt: object) -> tuple[PromptSize, ...]:
     if isinstance(prompt, list) and prompt:
         if all(isinstance(item, int) for item in prompt):
             return (PromptSize(tokens=len(prompt)),)
-        return tuple(_one(item) for item in prompt[:MOST_CHOICES])
+        return tuple(_one(item) for item in prompt[:MAX_CHOICES])
     return (PromptSize(),)
 
 

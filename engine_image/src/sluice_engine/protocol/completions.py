@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice_engine.core.fit import MAX_CHOICES
 from sluice_engine.protocol.body import Fields, Inert, check_text, is_kind, kind_of, parse_object
 from sluice_engine.protocol.generation import Generation, parse_generation
 from sluice_engine.protocol.reply import (
@@ -53,6 +54,11 @@ def parse_completion(raw: bytes) -> CompletionCall:
     if top is not None and top > 1:
         fields.unsupported("logprobs", top)
     generation = parse_generation(fields, logprobs=top is not None)
+    if (choices := len(prompts) * generation.n) > MAX_CHOICES:
+        many = (
+            f"{len(prompts)} prompts with n {generation.n} make {choices} choices; one call may ask for {MAX_CHOICES}"
+        )
+        fields.refuse("n", many)
     best_of = fields.integer("best_of", 1, 20)
     if best_of is not None and best_of != generation.n:
         fields.unsupported("best_of", best_of)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sluice_engine.core.request import SamplingParams
 from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
 
-# OpenAI allows 4 stop strings, and 128 choices; each of ours holds KV from its first token on, so fewer.
+# OpenAI allows 4 stop strings, and n up to 128; each choice holds KV from its first token on, so fewer.
 MAX_STOP_STRINGS = 4
-MAX_CHOICES = 16
+MAX_N = 16
 # Text that may become a stop string is held back, so its length bounds how far a stream lags.
 MAX_STOP_CHARACTERS = 1024
 # A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
@@ -87,7 +87,7 @@ def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
         presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
         repetition_penalty=_or(fields.number("repetition_penalty", 0, 10, above=True), 1.0),
         seed=fields.integer("seed", -(2**63), 2**63 - 1),
-        n=fields.integer("n", 1, MAX_CHOICES) or 1,
+        n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
         ignore_eos=fields.flag("ignore_eos"),
         logprobs=logprobs,

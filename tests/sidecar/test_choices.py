@@ -1,0 +1,74 @@
+"""What the engine publishes of a call is what the gate's ledger follows: both real, without a socket between."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.serving import HeldRunner, make_loaded
+from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.core.fit import MAX_CHOICES
+from sluice_engine.counters import Counters
+from sluice_engine.intake import completion_prompts, requests_of
+from sluice_engine.protocol.completions import parse_completion
+from sluice_engine.publication import LoadedEngine, publication_of
+from sluice_sidecar import estimate
+from sluice_sidecar.ledger import UNSEEN_GRACE_US, Cost, Ledger
+from sluice_sidecar.limits import Limits
+
+
+def cost_of(body: dict[str, Any]) -> Cost:
+    live = live_config()
+    limits = Limits.from_state(ready_state(), live.slo)
+    assert limits is not None
+    return estimate.price(estimate.parse(json.dumps(body).encode(), "completions"), limits, estimate.TokenRatio())
+
+
+def submit(engine: LoadedEngine, body: dict[str, Any], request_id: str) -> None:
+    call = parse_completion(json.dumps(body).encode())
+    prompts = completion_prompts(call, engine.tokenizer)
+    for request in requests_of(
+        prompts, call.generation, engine, request_id=request_id, arrival_us=0, draw_seed=lambda: 1
+    ):
+        assert engine.loop.add(request) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param({"prompt": ["say:a", "say:bb", "say:ccc"]}, id="three-prompts"),
+        pytest.param({"prompt": ["say:a", "say:bb"], "n": 2}, id="two-prompts-of-two-choices"),
+    ],
+)
+def test_every_prompt_of_a_list_is_followed_to_its_end(body: dict[str, Any]) -> None:
+    engine, ledger = make_loaded(HeldRunner()), Ledger()
+    body = {"model": "tiny", "max_tokens": 20} | body
+    permit = ledger.reserve("req-1", cost_of(body), 0)
+    permit.forwarded(0)
+    submit(engine, body, "req-1")
+    engine.loop.step()
+    now_us = 2 * UNSEEN_GRACE_US
+
+    ledger.apply(ready_state(requests=publication_of(engine.loop, Counters(), 1).requests), now_us)
+
+    choices = len(permit.entry.choices)
+    assert [choice.seen for choice in permit.entry.choices] == [True] * choices
+    assert ledger.strangers == []
+    assert sorted(choice.prompt_tokens for choice in ledger.live()) == sorted(
+        request.num_prompt for request in engine.loop.scheduler.requests.values()
+    )
+    assert len(list(ledger.live())) == choices
+
+    while engine.loop.has_work:
+        engine.loop.step()
+    ledger.apply(ready_state(finished=publication_of(engine.loop, Counters(), 2).finished), now_us)
+    assert list(ledger.live()) == []
+
+
+def test_all_choices_that_the_engine_may_take_are_charged() -> None:
+    body = {"model": "tiny", "prompt": ["a"] * 32, "n": 4, "max_tokens": 5}
+
+    assert parse_completion(json.dumps(body).encode()).generation.n == 4
+    assert len(cost_of(body).choices) == MAX_CHOICES
