@@ -67,12 +67,14 @@ def pod(  # each is one thing a test varies
     conditions: list[Json] | None = None,
     deleting: bool = False,
     basis: str | None = None,
+    reason: str = "",
     message: str = "",
 ) -> Json:
     """A pod; `engine` and `gate` are its containers' statuses."""
     status: Json = {
         "phase": phase,
         "podIP": "10.0.0.1",
+        "reason": reason,
         "message": message,
         "conditions": [{"type": "Ready", "status": "True" if ready else "False"}, *(conditions or [])],
         "containerStatuses": [{"name": "engine", "state": {"running": {}}, **(engine or {})}],

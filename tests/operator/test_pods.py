@@ -94,12 +94,6 @@ NOT_SCHEDULED = {
             "exit code 137",
             id="a killed engine that loads again",
         ),
-        pytest.param(
-            scene.pod(ready=False, phase="Failed", message="The node was low on resource: memory."),
-            "PodFailed",
-            "low on resource",
-            id="a failed pod",
-        ),
     ],
 )
 def test_a_failure_is_told_in_plain_words(pod: Json, reason: str, words: str) -> None:
@@ -125,6 +119,17 @@ def test_no_failure_is_made_up(pod: Json) -> None:
     (view,) = pods.views(scene.observed(pod))
 
     assert view.failure is None
+
+
+@pytest.mark.parametrize(("reason", "told"), [("Evicted", "Evicted"), ("NodeShutdown", "PodFailed")])
+def test_a_pod_that_ended_as_a_whole_is_only_a_failure(reason: str, told: str) -> None:
+    seen = scene.observed(scene.pod(ready=False, phase="Failed", reason=reason, message="The node was low on memory."))
+
+    (failed,) = pods.ended(seen)
+
+    assert pods.views(seen) == ()
+    assert failed.failure is not None
+    assert (failed.failure.reason, failed.failure.message) == (told, "The node was low on memory.")
 
 
 def test_every_known_failure_has_a_hint() -> None:

@@ -37,6 +37,9 @@ def situation(*pods: Json, replicas: int = 1, gates: dict[str, Any] | None = Non
 SERVING = situation(scene.pod())
 LOADING = LoadingProgress(stage="weights", bytes_done=42, bytes_total=100)
 INFEASIBLE = scene.gate_state(feasible=False, reason="a step takes 317 ms, the least that would work is 317 ms")
+EVICTED = scene.pod("corpse", ready=False, phase="Failed", reason="Evicted", message="The node was low on memory.")
+OLD_CORPSE = scene.pod("corpse", revision="old", ready=False, phase="Failed", reason="Evicted")
+NOT_UNDERSTOOD = Failure(reason="InvalidSpec", message="spec: slo: is missing")
 NOT_SCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
 CRASHED = {
     "state": {"waiting": {"reason": "CrashLoopBackOff"}},
@@ -225,9 +228,47 @@ CRASHED = {
             id="a name that somebody else has",
         ),
         pytest.param(
-            Situation(generation=3, spec=None, problem=Failure(reason="InvalidSpec", message="spec: slo: is missing")),
-            {"Ready": "False/InvalidSpec", "Progressing": "False/InvalidSpec", "Degraded": "True/InvalidSpec"},
+            Situation(generation=3, spec=None, problem=NOT_UNDERSTOOD),
+            {
+                "Ready": "False/InvalidSpec",
+                "Available": "False/InvalidSpec",
+                "Progressing": "False/InvalidSpec",
+                "SLOMet": "Unknown/NoTraffic",
+                "Degraded": "True/InvalidSpec",
+            },
             id="a spec that cannot be understood",
+        ),
+        pytest.param(
+            situation(
+                scene.pod(), spec=None, problem=NOT_UNDERSTOOD, gates={"chat-new-1": scene.gate_state(measured=TRAFFIC)}
+            ),
+            {"Ready": "False/InvalidSpec", "Available": "True/Serving", "SLOMet": "Unknown/InvalidSpec"},
+            id="a spec that cannot be understood while pods serve",
+        ),
+        pytest.param(
+            situation(EVICTED, scene.pod()),
+            {
+                "Ready": "True/Serving",
+                "Progressing": "False/Settled",
+                "ModelLoaded": "True/Loaded",
+                "Degraded": "False/AsExpected",
+            },
+            id="an evicted pod whose replacement serves",
+        ),
+        pytest.param(
+            situation(EVICTED, gates={}),
+            {"Ready": "False/Evicted", "ModelLoaded": "Unknown/NoPods", "Degraded": "True/Evicted"},
+            id="an evicted pod without a replacement",
+        ),
+        pytest.param(
+            situation(EVICTED, scene.pod(ready=False, engine=CRASHED), gates={}),
+            {"Ready": "False/ModelMissing", "Degraded": "True/ModelMissing"},
+            id="what a living pod says comes before an evicted one",
+        ),
+        pytest.param(
+            situation(OLD_CORPSE, scene.pod(ready=False), gates={}),
+            {"Ready": "False/PodsStarting", "Degraded": "False/AsExpected"},
+            id="an evicted pod of an older revision explains nothing",
         ),
     ],
 )
@@ -276,6 +317,25 @@ def test_a_status_says_where_and_how_many() -> None:
     assert status["selector"] == "sluice.dev/inferenceservice=chat"
     assert status["model"] == "chat"
     assert status["observedGeneration"] == 1
+
+
+def test_an_evicted_pod_is_no_replica() -> None:
+    status = compute(situation(EVICTED, scene.pod()), {}, NOW)
+
+    assert (status["replicas"], status["readyReplicas"]) == (1, 1)
+
+
+def test_a_spec_that_cannot_be_understood_takes_nothing_from_the_status() -> None:
+    before = compute(SERVING, {}, NOW)
+    after = compute(situation(scene.pod(), spec=None, generation=2, problem=NOT_UNDERSTOOD), before, LATER)
+    restarting = compute(
+        situation(scene.pod(ready=False), spec=None, generation=2, problem=NOT_UNDERSTOOD, gates={}), before, LATER
+    )
+
+    for kept in ("model", "selector", "url", "stepCost", "derived"):
+        assert after[kept] == restarting[kept] == before[kept]
+    assert after["measured"] == before["measured"]
+    assert after["observedGeneration"] == 2
 
 
 def test_numbers_are_the_pods_own() -> None:

@@ -26,8 +26,8 @@ from sluice_engine import codec
 from sluice_operator.errors import PodFailed
 from sluice_operator.files import Paths, arguments, files
 from sluice_operator.gates import GateClient
+from sluice_operator.loading import loading_text
 from sluice_operator.spec import ServiceSpec
-from sluice_operator.status import loading_text
 from sluice_sidecar.state import GateState
 
 _LOOK_S = 0.1

@@ -67,11 +67,20 @@ class PodView:
 
 
 def views(observed: Observed) -> tuple[PodView, ...]:
-    """All pods that are not being deleted, by name."""
+    """All pods that run or will, by name."""
+    return tuple(view for view, phase in _kept(observed) if phase not in {"Succeeded", "Failed"})
+
+
+def ended(observed: Observed) -> tuple[PodView, ...]:
+    """Pods that failed as a whole, by name; an evicted one is kept beside its replacement for long."""
+    return tuple(view for view, phase in _kept(observed) if phase == "Failed")
+
+
+def _kept(observed: Observed) -> Iterator[tuple[PodView, str]]:
     newest = _newest_hash(observed.replica_sets)
-    live = [pod for pod in observed.pods if not pod["metadata"].get("deletionTimestamp")]
-    live = [pod for pod in live if pod.get("status", {}).get("phase") != "Succeeded"]
-    return tuple(_view(pod, newest) for pod in sorted(live, key=lambda pod: str(pod["metadata"]["name"])))
+    kept = [pod for pod in observed.pods if not pod["metadata"].get("deletionTimestamp")]
+    for pod in sorted(kept, key=lambda pod: str(pod["metadata"]["name"])):
+        yield _view(pod, newest), pod.get("status", {}).get("phase", "")
 
 
 def rollout_is_observed(deployment: Object | None) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice_engine.core.state import EngineState, LoadingProgress
 from sluice_operator import figures, labels, pods, render
 from sluice_operator.figures import PodState
+from sluice_operator.loading import progress
 from sluice_operator.plan import Observed
 from sluice_operator.pods import Failure, PodView
 from sluice_operator.spec import ServiceSpec
@@ -57,23 +57,29 @@ def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json
         "replicas": len(view.pods),
         "readyReplicas": len(view.ready),
     }
+    status["measured"] = figures.measured(view.states)
+    status["derived"] = figures.derived(view.judged) or (previous.get("derived") if not view.states else None)
     if spec := situation.spec:
         status["model"] = spec.model.served_name
         status["selector"] = ",".join(f"{key}={value}" for key, value in labels.selector(spec).items())
         status["url"] = render.url(spec)
-        promise_us = spec.live.slo.inter_token_latency_us
-        basis = labels.cost_basis(spec)
-        on_basis = [state for state in view.states if state.pod.cost_basis == basis]
-        # A cost measured on other hardware says nothing; it is forgotten once only such pods are left.
-        stale = any(pod.is_ready for pod in view.pods) and not any(pod.cost_basis == basis for pod in view.pods)
-        published = None if stale else previous.get("stepCost")
-        status["stepCost"] = figures.step_cost(on_basis, promise_us, published)
-        status["derived"] = figures.derived(view.judged) or (previous.get("derived") if not view.states else None)
-        status["measured"] = figures.measured(view.states)
+        status["stepCost"] = _step_cost(spec, view, previous)
+    else:
+        # What runs goes on running, and scaling needs the selector.
+        status |= {kept: previous.get(kept) for kept in ("model", "selector", "url", "stepCost")}
     if view.failure:
         failure = {"reason": view.failure.reason, "message": view.failure.message[:_MESSAGE_LIMIT]}
         status["failure"] = failure | {key: text for key in ("hint", "pod") if (text := getattr(view.failure, key))}
     return {key: value for key, value in status.items() if value is not None}
+
+
+def _step_cost(spec: ServiceSpec, view: _View, previous: Mapping[str, Any]) -> Json | None:
+    basis = labels.cost_basis(spec)
+    on_basis = [state for state in view.states if state.pod.cost_basis == basis]
+    # A cost measured on other hardware says nothing; it is forgotten once only such pods are left.
+    stale = any(pod.is_ready for pod in view.pods) and not any(pod.cost_basis == basis for pod in view.pods)
+    published = None if stale else previous.get("stepCost")
+    return figures.step_cost(on_basis, spec.live.slo.inter_token_latency_us, published)
 
 
 def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -110,6 +116,7 @@ class _View:
         self.pods = pods.views(observed)
         self.settled = pods.rollout_is_observed(self.deployment)
         self.current = [pod for pod in self.pods if pod.is_current and self.settled]
+        self.ended = [pod for pod in pods.ended(observed) if pod.is_current and self.settled]
         self.old = [pod for pod in self.pods if pod not in self.current]
         self.ready = [pod for pod in self.pods if pod.is_ready]
         self.ready_current = [pod for pod in self.current if pod.is_ready]
@@ -146,7 +153,8 @@ class _View:
         for state in self.states:
             if state.engine and state.engine.phase == "failed":
                 return pods.engine_failure("EngineFailed", state.engine.failure or "the engine failed", state.pod.name)
-        return None
+        # Pods that are gone explain what is missing; once nothing is, they are history.
+        return next((pod.failure for pod in self.ended if pod.failure), None) if not self._complete() else None
 
     def _complete(self) -> bool:
         return self.settled and len(self.ready_current) >= self.wanted
@@ -186,13 +194,13 @@ class _View:
         for state in self.states:
             engine = state.engine
             if engine and engine.phase == "loading":
-                return f"pod {state.pod.name} is loading the model{_progress(engine.loading)}"
+                return f"pod {state.pod.name} is loading the model{progress(engine.loading)}"
         return ""
 
     def _available(self) -> Claim:
         if self.ready:
             return Claim(status="True", reason="Serving", message=f"{len(self.ready)} pods take requests.")
-        if self.wanted == 0:
+        if self.spec and self.wanted == 0:
             return Claim(status="False", reason="ScaledToZero", message="No replicas are wanted.")
         reason = self.failure.reason if self.failure else self._waiting_for()[0]
         return Claim(status="False", reason=reason, message="No pod takes requests.")
@@ -257,8 +265,11 @@ class _View:
     def _slo_met(self) -> Claim:
         seen = [state.gate.measured for state in self.states if state.pod.is_ready]
         total = sum(one.requests for one in seen)
-        if not total or self.spec is None:
+        if not total:
             return Claim(status="Unknown", reason="NoTraffic", message="No request ended in the last five minutes.")
+        if self.spec is None:
+            reason = self.problem.reason if self.problem else "NotObserved"
+            return Claim(status="Unknown", reason=reason, message="The promise that requests are held to is not known.")
         percent = 100 * sum(one.good_requests for one in seen) / total
         target = self.spec.live.slo.target_percent
         kept = f"{percent:.1f} % of {total} requests kept the promise in the last five minutes"
@@ -271,21 +282,6 @@ class _View:
         if self.failure:
             return Claim(status="True", reason=self.failure.reason, message=self.failure.message)
         return Claim(status="False", reason="AsExpected", message="Nothing stands in the way.")
-
-
-def _progress(loading: LoadingProgress | None) -> str:
-    if loading is None:
-        return ""
-    if loading.stage == "weights" and loading.bytes_total:
-        # In tens: a change of this text is a line on a terminal, and a write to the API server.
-        return f" ({10 * (10 * loading.bytes_done // loading.bytes_total)} % of the weights)"
-    words = {"weights": "weights", "warmup": "warming up", "step_table": "measuring step times", "done": "done"}
-    return f" ({words[loading.stage]})"
-
-
-def loading_text(engine: EngineState) -> str:
-    """How far an engine's start is, for people."""
-    return f"loading the model{_progress(engine.loading)}" if engine.phase == "loading" else str(engine.phase)
 
 
 def is_pollable(pod: PodView) -> bool:
