@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -312,6 +313,53 @@ def test_the_headers_of_a_busy_answer() -> None:
     assert headers["retry-after-ms"] == "1235"
     assert headers["x-sluice-reason"] == "slots"
     assert headers["Cache-Control"] == "no-store"
+
+
+class CountedTime(int):
+    """A time that counts how often it is compared."""
+
+    compared = 0
+
+    def __radd__(self, other: int) -> CountedTime:
+        return CountedTime(int(self) + other)
+
+    def __lt__(self, other: int) -> bool:
+        CountedTime.compared += 1
+        return int(self) < int(other)
+
+    def __gt__(self, other: int) -> bool:
+        CountedTime.compared += 1
+        return int(self) > int(other)
+
+    def __le__(self, other: int) -> bool:
+        CountedTime.compared += 1
+        return int(self) <= int(other)
+
+    def __ge__(self, other: int) -> bool:
+        CountedTime.compared += 1
+        return int(self) >= int(other)
+
+    __hash__ = int.__hash__
+
+
+def test_a_storm_of_refusals_costs_a_few_comparisons_each_however_many_were_told_to_come_back() -> None:
+    door = Door(live=live_config(max_wait_us=0))
+    door.measure(8 * S)
+    for name in "abcd":
+        door.admit(name)
+    retries = itertools.count()
+    door.admission._draw = lambda lo, _: CountedTime(lo + next(retries) * 7919 % (20 * S))
+    CountedTime.compared = 0
+
+    for index in range(5_000):
+        door.now_us += 100
+        refusal(door.enter(f"r{index}"))
+
+    # A heap of n needs at most about 2·log2(n) for each that comes, and for each that is over.
+    assert CountedTime.compared < 5_000 * 2 * 2 * 13
+    door.now_us += 60 * S
+    refusal(door.enter("last"))
+    assert len(door.admission._returning) == 1
 
 
 def test_a_client_that_left_with_a_permit_it_never_heard_of_gives_it_back(door: Door) -> None:

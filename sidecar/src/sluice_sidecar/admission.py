@@ -8,9 +8,10 @@ Start reading at `Admission.enter`.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
@@ -60,8 +61,8 @@ class Admission:
         self.admitted_total = 0
         self.refused_total: Counter[str] = Counter()
         self._door: OrderedDict[str, Ticket] = OrderedDict()
-        self._returning: deque[int] = deque()
-        """When those who were told to come back will be here."""
+        self._returning: list[int] = []
+        """When those who were told to come back will be here: a heap, since a storm of refusals asks at each."""
 
     # What the engine tells.
 
@@ -198,11 +199,12 @@ class Admission:
         if wait_us is None:
             return None
         lo = min(MOST_WAIT_US, max(LEAST_RETRY_US, wait_us))
-        self._returning = deque(due_us for due_us in self._returning if due_us > now_us)
+        while self._returning and self._returning[0] <= now_us:
+            heappop(self._returning)
         crowd_us = self.room.time_for(len(self._returning) + 1, len(self.room.ledger.entries), now_us) or 0
         hi = min(MOST_RETRY_US, lo + max(LEAST_SPREAD_US, crowd_us))
         retry_us = self._draw(lo, hi)
-        self._returning.append(now_us + retry_us)
+        heappush(self._returning, now_us + retry_us)
         return retry_us
 
     @staticmethod
