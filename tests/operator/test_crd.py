@@ -194,6 +194,23 @@ def test_the_measured_cost_judges_a_change(old: dict[str, Any], new: dict[str, A
     assert all("(measured: status.stepCost)" in problem for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("budget", "requests", "is_refused"),
+    [
+        pytest.param(257, 256, False, id="one token of prefill beside all decodes"),
+        pytest.param(256, 256, True, id="no prefill beside all decodes"),
+        pytest.param(8, 1, False, id="the least budget for one request"),
+    ],
+)
+def test_a_budget_leaves_room_for_prefill(budget: int, requests: int, *, is_refused: bool) -> None:
+    scheduling = {"tokenBudget": budget, "maxSequences": requests}
+    document = {**scene.body(), "spec": {**scene.MINIMAL_SPEC, "scheduling": scheduling}}
+
+    found = schema.problems(SCHEMA, schema.with_defaults(SCHEMA, document))
+
+    assert bool(found) is is_refused
+
+
 def test_before_anything_is_measured_every_chunk_is_accepted() -> None:
     assert problems(slo(None), slo(8192), cost=None) == []
 
