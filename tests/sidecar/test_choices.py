@@ -21,7 +21,7 @@ from sluice_sidecar.limits import Limits
 
 def cost_of(body: dict[str, Any]) -> Cost:
     live = live_config()
-    limits = Limits.from_state(ready_state(), live.slo)
+    limits = Limits.from_state(ready_state(), live)
     assert limits is not None
     return estimate.price(estimate.parse(json.dumps(body).encode(), "completions"), limits, estimate.TokenRatio())
 

@@ -16,7 +16,7 @@ from sluice_sidecar.limits import Limits
 
 
 def limits() -> Limits:
-    found = Limits.from_state(ready_state(), live_config().slo)
+    found = Limits.from_state(ready_state(), live_config())
     assert found is not None
     return found
 

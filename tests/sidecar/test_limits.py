@@ -1,18 +1,33 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.config import ChunkConfig
+from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
-from sluice_sidecar.limits import Ceiling, Growth, Limits, growth, predicted_peak_blocks, predicted_ttft_us
+from sluice_engine.core.state import DerivedLimits
+from sluice_engine.core.steptime import ChunkCeiling
+from sluice_sidecar.limits import (
+    Ceiling,
+    Growth,
+    Limits,
+    growth,
+    predicted_peak_blocks,
+    predicted_ttft_us,
+    prefill_share,
+)
 
 S = 1_000_000
 
 
 def limits() -> Limits:
-    found = Limits.from_state(ready_state(), live_config().slo)
+    found = Limits.from_state(ready_state(), live_config())
     assert found is not None
     return found
 
@@ -67,7 +82,7 @@ def test_growth(known: int, remaining: int, total: int, share: int, expected: Gr
 
 
 def test_limits_are_unknown_until_the_engine_has_derived_them() -> None:
-    assert Limits.from_state(ready_state(derived=None), live_config().slo) is None
+    assert Limits.from_state(ready_state(derived=None), live_config()) is None
 
 
 @pytest.mark.parametrize(
@@ -93,10 +108,86 @@ def test_the_time_of_a_step_that_only_decodes(decodes: int, step_us: int) -> Non
     ],
 )
 def test_the_chunk_beside_decodes(decodes: int, itl_us: int, tokens: int) -> None:
-    found = Limits.from_state(ready_state(), live_config(itl_us=itl_us).slo)
+    found = Limits.from_state(ready_state(), live_config(itl_us=itl_us))
 
     assert found is not None
     assert found.chunk_tokens(decodes) == tokens
+
+
+def with_chunk(chunk: int | None, per_request: int | None, **changes: Any) -> Limits:
+    live = replace(
+        live_config(), scheduling=ChunkConfig(prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=per_request)
+    )
+    found = Limits.from_state(ready_state(**changes), live)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("decodes", [0, 1, 4])
+@pytest.mark.parametrize("chunk", [None, 32, 128, 4_096])
+@pytest.mark.parametrize("ceiling", [8, 256])
+def test_a_step_carries_what_the_engines_own_rule_lets_it_carry(decodes: int, chunk: int | None, ceiling: int) -> None:
+    class Flat(ChunkCeiling):
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, decode_requests: int, context_tokens: int) -> int:
+            return ceiling
+
+    budget = 512
+    engine = StepLimits(
+        max_sequences=4, token_budget=budget, prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=None,
+        ceiling=Flat(), block_tokens=16,
+    )  # fmt: skip
+    derived = DerivedLimits(feasible=True, chunk_ceiling_tokens=ceiling, token_budget=budget, max_sequences=4)
+
+    assert with_chunk(chunk, None, derived=derived).chunk_tokens(decodes) == engine.prefill_budget(decodes, 0)
+
+
+@pytest.mark.parametrize(
+    ("per_request", "queue", "own", "requests", "steps"),
+    [
+        pytest.param(None, 0, 400, 1, 4, id="a-chunk-that-is-set-binds-though-nothing-decodes"),
+        pytest.param(50, 0, 400, 1, 8, id="alone-it-gets-its-share-a-step"),
+        pytest.param(50, 0, 400, 2, 4, id="two-of-one-call-get-theirs-side-by-side"),
+        pytest.param(50, 400, 100, 1, 6, id="behind-a-queue-it-waits-for-that-too"),
+        pytest.param(500, 100, 100, 1, 2, id="a-share-beyond-the-chunk-binds-nothing"),
+    ],
+)
+def test_one_requests_share_of_a_step_bounds_its_first_token(
+    per_request: int | None, queue: int, own: int, requests: int, steps: int
+) -> None:
+    found = with_chunk(100, per_request)
+
+    first_us = predicted_ttft_us(found, queue_tokens=queue, own_tokens=own, decodes=0, own_requests=requests)
+
+    assert first_us == steps * 5_000 + (queue + own) * 50
+
+
+@given(st.lists(st.integers(1, 300), max_size=4), st.integers(1, 300), st.integers(1, 64), st.integers(1, 64))
+def test_no_first_token_takes_more_steps_than_predicted(
+    ahead: list[int], own: int, chunk: int, per_request: int
+) -> None:
+    found = with_chunk(chunk, per_request)
+    left, steps = [*ahead, own], 0
+    while left[-1]:
+        steps, budget = steps + 1, chunk
+        for index, remaining in enumerate(left):
+            taken = min(remaining, budget, per_request)
+            left[index] -= taken
+            budget -= taken
+
+    predicted = found.prefill_us(sum(ahead), own, 0) - (sum(ahead) + own) * 50
+
+    # One more at most: a share that does not fill its last step.
+    assert steps * 5_000 <= predicted + 5_000
+
+
+@pytest.mark.parametrize(
+    ("per_request", "share"), [pytest.param(None, 50, id="evenly"), pytest.param(20, 20, id="no-more-than-is-set")]
+)
+def test_the_share_that_growth_reckons_with(per_request: int | None, share: int) -> None:
+    assert prefill_share(with_chunk(100, per_request), decodes=2, prefilling=2) == share
 
 
 def test_a_first_token_waits_for_the_prefill_ahead_and_the_step_in_flight() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.config import ChunkConfig, LiveConfig
 from sluice_engine.core.fit import blocks_for, unfit_reason
 from sluice_engine.core.state import EngineState
 
@@ -38,9 +38,11 @@ class Limits:
     decode_us: int
     per_prefill_token_ns: int
     decode_curve_us: tuple[tuple[int, int], ...] = ()
+    chunk: ChunkConfig
+    """What is set for every step; the engine obeys it also where more would fit."""
 
     @classmethod
-    def from_state(cls, state: EngineState, slo: SLOConfig) -> Limits | None:
+    def from_state(cls, state: EngineState, live: LiveConfig) -> Limits | None:
         """The limits of a ready engine; None while it has not derived any."""
         if state.pool is None or state.derived is None or state.step_cost is None:
             return None
@@ -52,11 +54,12 @@ class Limits:
             max_sequences=max(1, state.derived.max_sequences),
             chunk_ceiling_tokens=state.derived.chunk_ceiling_tokens,
             token_budget=state.derived.token_budget,
-            inter_token_latency_us=slo.inter_token_latency_us,
+            inter_token_latency_us=live.slo.inter_token_latency_us,
             fixed_us=state.step_cost.fixed_us,
             decode_us=state.step_cost.decode_us,
             per_prefill_token_ns=state.step_cost.per_prefill_token_ns,
             decode_curve_us=tuple(sorted(state.decode_curve_us)),
+            chunk=live.scheduling,
         )
 
     @property
@@ -85,16 +88,34 @@ class Limits:
         return curve[-1][1]
 
     def chunk_tokens(self, decodes: int) -> int:
-        """Prefill that one step carries beside this many decodes; at least one block's worth, so that time passes."""
+        """Prefill that one step carries beside this many decodes: the engine's own rule, and at least 1.
+
+        A chunk that is set binds in every step. Else an engine that decodes nothing spends its whole budget, and one
+        that decodes moves a block at least.
+        """
+        left = self.token_budget - decodes
+        if self.chunk.prefill_chunk_tokens is not None:
+            return max(1, min(left, self.chunk.prefill_chunk_tokens))
         if decodes <= 0:
-            return max(self.token_budget, self.chunk_ceiling_tokens, self.block_tokens)
+            return max(1, left)
         room_us = self.inter_token_latency_us - self.decode_step_us(decodes)
         by_cost = room_us * 1000 // max(1, self.per_prefill_token_ns)
-        return max(self.block_tokens, min(self.chunk_ceiling_tokens, by_cost, self.token_budget - decodes))
+        return max(1, min(left, max(self.block_tokens, min(self.chunk_ceiling_tokens, by_cost))))
 
-    def prefill_us(self, tokens: int, decodes: int) -> int:
-        """Time until this much prefill is computed beside this many decodes."""
-        steps = -(-tokens // self.chunk_tokens(decodes))
+    def share_tokens(self, decodes: int, requests: int) -> int:
+        """What this many requests together get of one step's prefill, while nobody else computes any."""
+        chunk, most = self.chunk_tokens(decodes), self.chunk.max_prefill_tokens_per_request
+        return chunk if most is None else min(chunk, most * max(1, requests))
+
+    def prefill_us(self, queue_tokens: int, own_tokens: int, decodes: int, *, own_requests: int = 1) -> int:
+        """Time until the own prefill is computed, behind a queue and beside this many decodes.
+
+        Whenever the own requests get less than their share, the queue takes the rest of that step whole: so a step
+        each chunk of queue and each share of one's own are enough.
+        """
+        chunk, share = self.chunk_tokens(decodes), self.share_tokens(decodes, own_requests)
+        steps = -(-(queue_tokens * share + own_tokens * chunk) // (chunk * share))
+        tokens = queue_tokens + own_tokens
         return steps * self.decode_step_us(decodes) + tokens * self.per_prefill_token_ns // 1000
 
 
@@ -212,11 +233,19 @@ class Ceiling:
 
 def prefill_share(limits: Limits, decodes: int, prefilling: int) -> int:
     """Tokens of each step's prefill that one of `prefilling` requests gets now."""
-    return max(1, limits.chunk_tokens(decodes) // max(1, prefilling))
+    return max(1, limits.share_tokens(decodes, prefilling) // max(1, prefilling))
 
 
 def predicted_ttft_us(
-    limits: Limits, *, queue_tokens: int, own_tokens: int, decodes: int, step_left_us: int = 0, bias: float = 1.0
+    limits: Limits,
+    *,
+    queue_tokens: int,
+    own_tokens: int,
+    decodes: int,
+    own_requests: int = 1,
+    step_left_us: int = 0,
+    bias: float = 1.0,
 ) -> int:
     """Time to the first token of a request that enters now, behind `queue_tokens` of other prefill."""
-    return int((step_left_us + limits.prefill_us(queue_tokens + own_tokens, decodes)) * bias)
+    prefill_us = limits.prefill_us(queue_tokens, own_tokens, decodes, own_requests=own_requests)
+    return int((step_left_us + prefill_us) * bias)

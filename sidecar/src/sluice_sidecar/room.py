@@ -55,7 +55,7 @@ class Room:
 
     def observe(self, state: EngineState, as_of_us: int, now_us: int) -> None:
         """Take in the engine's state, true as of `as_of_us`."""
-        self.limits = Limits.from_state(state, self._live.slo) or self.limits
+        self.limits = Limits.from_state(state, self._live) or self.limits
         self._state_us = as_of_us
         in_step_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
         self._step_ends_us = as_of_us + in_step_us
@@ -149,6 +149,7 @@ class Room:
             limits,
             queue_tokens=sum(choice.remaining_tokens for choice in inside if choice.prefilling),
             own_tokens=cost.prefill_tokens,
+            own_requests=len(cost.choices),
             # Everybody ahead decodes by the time this one prefills.
             decodes=len(inside),
             step_left_us=max(0, self._step_ends_us - now_us),
