@@ -15,6 +15,7 @@ from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import LEASE_US, ChoiceCost, Cost, Permit
+from sluice_sidecar.limits import Limits
 
 S = 1_000_000
 
@@ -196,6 +197,39 @@ def test_a_first_token_that_would_come_too_late_is_refused_with_the_time_it_woul
     assert "0.1 s is promised" in found.message
     # This wait is known from the step table: no drain need be measured.
     assert found.retry_after_us is not None
+
+
+def test_what_was_waited_before_the_door_is_gone_from_the_promise() -> None:
+    door = Door(live=live_config(ttft_us=50_000, max_wait_us=0))
+    door.admit("a", cost(prompt=100, output=50))
+    predicted_us = door.admission.room.predicted_ttft_us(limits_of(door), cost(prompt=100), door.now_us)
+    assert predicted_us <= 50_000
+
+    for waited_us, reason in [(50_000 - predicted_us + 1, Reason.TTFT_PROMISE), (50_000 - predicted_us, None)]:
+        held = door.admission.room.held(cost(prompt=100), door.now_us, waited_us)
+        assert (None if held is None else held.reason) == reason
+    late = door.admission.enter("b", cost(prompt=100), door.now_us, lambda _: None, waited_us=49_999)
+    assert refusal(late).reason is Reason.TTFT_PROMISE
+    assert "0.1 s is promised" in refusal(late).message
+
+
+def test_what_was_waited_at_the_door_is_gone_from_the_promise(door: Door) -> None:
+    permits = [door.admit(name) for name in "abcd"]
+    ticket = door.enter("e")
+    assert isinstance(ticket, Ticket)
+    assert ticket.arrived_us == door.now_us
+
+    door.now_us += 3 * S  # its timer is late: the promise of 2 s is broken already
+    door.observe()
+    door.complete(permits[0])
+
+    assert door.verdicts == {}
+    assert ticket.held.reason is Reason.TTFT_PROMISE
+
+
+def limits_of(door: Door) -> Limits:
+    assert door.admission.room.limits is not None
+    return door.admission.room.limits
 
 
 def test_where_the_promise_is_only_observed_nobody_is_refused_for_it() -> None:

@@ -131,7 +131,7 @@ def test_a_step_carries_what_the_engines_own_rule_lets_it_carry(decodes: int, ch
         def __init__(self) -> None:
             pass
 
-        def __call__(self, decode_requests: int, context_tokens: int) -> int:
+        def __call__(self, decode_requests: int, context_tokens: int = 0) -> int:
             return ceiling
 
     budget = 512

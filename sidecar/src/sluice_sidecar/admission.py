@@ -40,6 +40,8 @@ class Ticket:
 
     request_id: str
     cost: Cost
+    arrived_us: int
+    """When its body was whole: the promise of a first token runs from there."""
     deadline_us: int
     held: Held
     on_settled: Callable[[Permit | Refusal], None]
@@ -83,9 +85,18 @@ class Admission:
     # What a request asks.
 
     def enter(
-        self, request_id: str, cost: Cost, now_us: int, on_settled: Callable[[Permit | Refusal], None]
+        self,
+        request_id: str,
+        cost: Cost,
+        now_us: int,
+        on_settled: Callable[[Permit | Refusal], None],
+        *,
+        waited_us: int = 0,
     ) -> Permit | Refusal | Ticket:
-        """Decide and reserve in one go. A `Ticket` waits in order; `on_settled` is called once, later."""
+        """Decide and reserve in one go. A `Ticket` waits in order; `on_settled` is called once, later.
+
+        `waited_us` went by since its body was whole, and is gone from the promise.
+        """
         if self.unavailable is not None:
             return self._refuse_unavailable(self.unavailable)
         limits = self.room.limits
@@ -93,16 +104,16 @@ class Admission:
         for choice in cost.choices:
             if (problem := limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
                 return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, f"{problem[0].upper()}{problem[1:]}.")
-        held = self.room.held(cost, now_us)
+        held = self.room.held(cost, now_us, waited_us)
         if held is None and not self._door:
             return self._admit(request_id, cost, now_us)
         if held is None:
             # Nobody overtakes: it waits for what the first in line waits for.
             held = self._first.held
-        wait_us = self._door_wait_us(cost, held, now_us)
+        wait_us = self._door_wait_us(cost, held, now_us, waited_us)
         if wait_us <= 0 or len(self._door) >= max(LEAST_DOOR, limits.max_sequences):
             return self._refuse_busy(held, now_us)
-        ticket = Ticket(request_id, cost, now_us + wait_us, held, on_settled)
+        ticket = Ticket(request_id, cost, now_us - waited_us, now_us + wait_us, held, on_settled)
         self._door[request_id] = ticket
         return ticket
 
@@ -125,7 +136,7 @@ class Admission:
             ticket = self._first
             if self.unavailable is not None:
                 verdict: Permit | Refusal = self._refuse_unavailable(self.unavailable)
-            elif (held := self.room.held(ticket.cost, now_us)) is not None:
+            elif (held := self.room.held(ticket.cost, now_us, now_us - ticket.arrived_us)) is not None:
                 ticket.held = held
                 return
             else:
@@ -157,7 +168,7 @@ class Admission:
         """The reason one more small request would be refused for now; None while the door is open."""
         if self.unavailable is not None:
             return self.unavailable
-        held = self.room.held(PROBE_COST, now_us)
+        held = self.room.held(PROBE_COST, now_us, 0)
         if held is None and self._door:
             held = self._first.held
         return None if held is None else held.reason
@@ -168,9 +179,9 @@ class Admission:
     def _first(self) -> Ticket:
         return next(iter(self._door.values()))
 
-    def _door_wait_us(self, cost: Cost, held: Held, now_us: int) -> int:
+    def _door_wait_us(self, cost: Cost, held: Held, now_us: int, waited_us: int) -> int:
         """How long it may wait: `maxWait`, and a quarter of what the promise leaves it."""
-        wait_us = min(self._max_wait_us, self.room.slack_us(cost, now_us) // 4)
+        wait_us = min(self._max_wait_us, (self.room.slack_us(cost, now_us) - waited_us) // 4)
         if held.wait_us is not None and held.reason is not Reason.TTFT_PROMISE:
             ahead_us = self.room.time_for(len(self._door), len(self.room.ledger.entries), now_us) or 0
             # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.

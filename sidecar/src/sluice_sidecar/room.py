@@ -167,8 +167,11 @@ class Room:
 
     # Whether one more fits, cheap tests first.
 
-    def held(self, cost: Cost, now_us: int) -> Held | None:
-        """What keeps a call out now; None when there is room. An idle engine takes any one that fits at all."""
+    def held(self, cost: Cost, now_us: int, waited_us: int) -> Held | None:
+        """What keeps a call out now; None when there is room. An idle engine takes any one that fits at all.
+
+        `waited_us` of the promise of a first token have gone by already.
+        """
         limits = self.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         inside = self._inside(now_us)
@@ -187,14 +190,14 @@ class Room:
             return None
         predicted_us = int(self.predicted_ttft_us(limits, cost, now_us) * self.bias.factor)
         promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
-        if predicted_us <= promise_us:
+        excess_us = waited_us + predicted_us - promise_us
+        if excess_us <= 0:
             return None
-        problem = (
-            f"the first token is predicted after {predicted_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
-        )
+        total_us = waited_us + predicted_us
+        problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
         # A queue of prefill drains by itself; decodes that slow the prefill have to leave.
         queued = any(choice.prefilling for choice in inside)
-        wait_us = predicted_us - promise_us if queued else self.time_for(1, len(inside), now_us)
+        wait_us = excess_us if queued else self.time_for(1, len(inside), now_us)
         return Held(Reason.TTFT_PROMISE, problem, wait_us)
 
     def slack_us(self, cost: Cost, now_us: int) -> int:

@@ -182,7 +182,8 @@ class Gate:
             if not settled.done():
                 settled.set_result(verdict)
 
-        verdict = self.admission.enter(call.request_id, cost, self.clock(), settle)
+        now_us = self.clock()
+        verdict = self.admission.enter(call.request_id, cost, now_us, settle, waited_us=now_us - call.arrived_us)
         if not isinstance(verdict, Ticket):
             return verdict
         ticket = verdict
