@@ -77,6 +77,12 @@ NOT_SCHEDULED = {
             id="the device's memory is too small",
         ),
         pytest.param(
+            scene.pod(ready=False, gate=ended(2, message='{"message": "x"}\nPortInUse: port 8080 is in use\n')),
+            "PortInUse",
+            "gate: port 8080 is in use",
+            id="the last of the gate's words names the cause",
+        ),
+        pytest.param(
             scene.pod(ready=False, engine=ended(1, message="Traceback\nKeyError: 'x'")),
             "CrashLoop",
             "exit code 1: KeyError: 'x'",

@@ -16,7 +16,7 @@ from sluice_operator.pod_template import Object
 
 _HASH_LABEL = "pod-template-hash"
 _REVISION_ANNOTATION = "deployment.kubernetes.io/revision"
-# `CODE: message`, the last words of an engine that could not start.
+# `CODE: message`, the last line of a program that could not start or go on.
 _LAST_WORDS = re.compile(r"^([A-Z][A-Za-z]{3,40}): (.+)")
 _IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 _KILLED = 137  # 128 + SIGKILL
@@ -41,13 +41,16 @@ HINTS = {
     "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
     "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
-    "DiskFull": "Give the node or the mounted volume more space.",
+    "SocketInUse": "Delete the pod. If it comes back, look for what podTemplate runs beside the engine.",
+    "SocketUnavailable": "Delete the pod. If it comes back, look at the node: /run/sluice lies in its memory.",
+    "PortInUse": "Look for something in the pod that listens on 8080 or 9090; the gate needs both.",
     "InvalidConfig": "Install operator, gate and engine images of one version.",
     "EngineKilled": "If nobody did that, its liveness probe failed: see `kubectl logs --previous -c engine`.",
     "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",
     "EngineFailed": "See `kubectl logs -c engine`.",
     "CrashLoop": "See `kubectl logs --previous -c engine`.",
     "PodsRefused": "Change what the message names: a quota, a policy, or a field of the spec.",
+    "PodFailed": "See `kubectl describe pod` for what ended it.",
     "Evicted": "Raise resources.requests, or free memory or disk on the node.",
 }
 
@@ -154,12 +157,12 @@ def _container_failure(container: Mapping[str, Any], pod: str) -> Failure | None
 
 def _ended_failure(name: str, ended: Mapping[str, Any], pod: str) -> Failure | None:
     code, reason = ended.get("exitCode", 0), ended.get("reason", "")
-    last_words = (ended.get("message") or "").strip()
+    # A termination message, or the end of the log.
+    final = ((ended.get("message") or "").strip().splitlines() or [""])[-1]
     if reason == "OOMKilled":
         return _failure("OutOfMemory", f"{name} used more memory than its limit and was killed", pod)
-    if match := _LAST_WORDS.match(last_words):
+    if (match := _LAST_WORDS.match(final)) and match[1] in HINTS:
         return _failure(match[1], f"{name}: {match[2]}", pod)
-    final = last_words.splitlines()[-1] if last_words else ""
     if code == _KILLED:
         return _failure("EngineKilled" if name == "engine" else "CrashLoop", f"{name} was killed (exit code 137)", pod)
     if reason in {"ContainerCannotRun", "StartError"}:
