@@ -119,7 +119,10 @@ async def drive(base_url: str, model: str, console: Console) -> list[Call]:
     console.print(f"[bold]2[/] a prompt of about {LONG_PROMPT_WORDS:,} tokens arrives among them")
     tasks.append(start("the long prompt", "long prompt", long_prompt, 48))
     await asyncio.sleep(1.5)
-    console.print(f"[bold]3[/] {LATECOMERS} more come at once, {LATECOMER_TOKENS} tokens each: more than fits")
+    console.print(
+        f"[bold]3[/] {LATECOMERS} more come at once, {LATECOMER_TOKENS} tokens each: more than fits; "
+        "and a patient one, which retries when it is told"
+    )
     for i in range(LATECOMERS):
         prompt = f"Tell a story about {TOPICS[i % len(TOPICS)]}, part {i}."
         tasks.append(start(f"latecomer {i}", "latecomer", prompt, LATECOMER_TOKENS))
@@ -182,7 +185,7 @@ def show_refusals(console: Console, calls: list[Call]) -> None:
 
 def show_steps(console: Console, steps: list[dict[str, Any]], names: dict[str, str]) -> None:
     """The batch of a few steps: the fullest mixed ones, and each that preempted."""
-    mixed = [step for step in steps if step["decode_requests"] and step["prefill_tokens"]]
+    mixed = [step for step in steps if step["decode_requests"] and step["prefill_tokens"]] or steps
     preempting = [step for step in steps if step["preempted"]]
     chosen = sorted(mixed, key=lambda s: (s["prefill_tokens"] > 200, s["decode_requests"]))[-5:] + preempting[:3]
     if not chosen:

@@ -30,7 +30,10 @@ async def main() -> int:
                 f"{derived.max_sequences} requests at once, {derived.kv_capacity_tokens:,} tokens of KV.\n"
             )
             if not derived.feasible:
-                print(f"  This machine cannot keep the promise: {derived.reason}")
+                print(f"  This machine cannot keep the promise now: {derived.reason}.")
+                print(
+                    "  What follows shows a service that refuses most; free the processor, or relax slo, and try again."
+                )
         kept = await run(
             pod.url,
             pod.admin_url,
@@ -38,6 +41,8 @@ async def main() -> int:
             spec.live.slo.time_to_first_token_us / 1e6,
             spec.live.slo.inter_token_latency_us / 1e6,
         )
+    if not kept:
+        print("demo: the promise was not kept, or something was left behind: see above", file=sys.stderr)
     return 0 if kept else 1
 
 

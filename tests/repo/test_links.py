@@ -7,6 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+
+from sluice_sidecar.errors import Reason, Refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -31,3 +34,20 @@ def test_make_targets_exist(page: Path) -> None:
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE))
 
     assert named <= targets
+
+
+def test_every_refusal_of_the_gate_has_its_row_in_the_api_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+
+    for reason in Reason:
+        status = Refusal(reason, "").status
+        assert f"| `{reason.value}` | {status} |" in page
+
+
+def test_the_readme_shows_the_example_that_it_runs() -> None:
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    example = yaml.safe_load((ROOT / "crds/examples/demo-cpu.yaml").read_text())
+    written = yaml.safe_load(shown)
+
+    assert written["metadata"] == example["metadata"]
+    assert all(example["spec"][field] == value for field, value in written["spec"].items())
