@@ -16,6 +16,7 @@ from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress
 from sluice_sidecar import body as body_module
 from sluice_sidecar import listener
+from sluice_sidecar.engines import sluice
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.state import GateState
 
@@ -194,6 +195,64 @@ async def test_a_state_that_never_comes_makes_the_gate_stale_and_then_blind_but_
 
         assert gate.gate.not_ready() is None
         assert await _status(gate) == 200
+
+
+async def _silent_for(gate: RunningGate, engine: ScriptedEngine, silent_us: int) -> None:
+    """The engine answers nothing any more, and so much time has gone by."""
+    link = gate.gate.engine
+    engine.freeze = True
+    await until(lambda: link._silent_since_us is not None)
+    assert link._silent_since_us is not None
+    at_us = link._silent_since_us + silent_us
+    link._clock = lambda: at_us
+    await link.poll()
+
+
+@pytest.mark.parametrize(
+    ("silent_us", "ready", "live"),
+    [
+        pytest.param(9_900_000, 200, 200, id="ten-seconds-may-be-load"),
+        pytest.param(10_100_000, 503, 200, id="more-than-ten-take-it-out-of-the-service"),
+        pytest.param(59_900_000, 503, 200, id="a-minute-is-waited-for-it-to-come-back"),
+        pytest.param(60_100_000, 503, 503, id="more-than-a-minute-ends-it"),
+    ],
+)
+async def test_an_engine_that_was_ready_and_answers_nothing_any_more_is_dead(
+    gate: RunningGate,
+    engine: ScriptedEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    silent_us: int,
+    ready: int,
+    live: int,
+) -> None:
+    monkeypatch.setattr(sluice, "_POLL_TIMEOUT_S", 0.01)
+    await _silent_for(gate, engine, silent_us)
+
+    assert (await _probe(gate, "/readyz", admin=False))[0] == ready
+    status, says = await _probe(gate, "/engine/livez")
+    assert (status, "answered nothing for 60 s" in says) == (live, live == 503)
+    if ready == 503:
+        async with gate.post() as response:
+            assert (await error_of(response))["code"] == "engine_dead"
+
+    gate.gate.engine._clock = gate.gate.clock
+    engine.freeze = False
+    await until(lambda: gate.gate.engine._silent_since_us is None)
+    assert gate.gate.not_ready() is None
+    assert await _status(gate) == 200
+
+
+async def test_an_engine_that_loads_in_silence_is_left_alone(
+    engine: ScriptedEngine, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sluice, "_POLL_TIMEOUT_S", 0.01)
+    engine.state = ready_state(phase="loading", loading=LoadingProgress(stage="weights"))
+    async with running_gate(engine, socket_dir, ready=False) as gate:
+        await until(lambda: gate.gate.engine.state is not None)
+        await _silent_for(gate, engine, 600_000_000)
+
+        assert (await _probe(gate, "/engine/livez"))[0] == 200
+        assert gate.gate.not_ready() == "engine_loading"
 
 
 async def test_a_frozen_engine_thread_makes_the_state_old_though_it_answers(

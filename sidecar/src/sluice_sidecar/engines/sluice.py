@@ -1,7 +1,8 @@
 """The link to Sluice's own engine: polls `/state` over the Unix socket and tells the admission what it means.
 
 Owns the connection to the engine and the judgement of its life: loading, ready, dead, hung. Must not decide about
-requests. Liveness fails on positive evidence only.
+requests. Liveness fails on positive evidence only; a long silence of an engine that was ready is such evidence
+(docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 
 # A socket that refuses for this long, after it had been up, is a dead process and not a restart in progress.
 DEAD_AFTER_US = 10_000_000
+# No answer at all for this long is not load: the engine's server has its own thread, which no step holds up.
+SILENT_AFTER_US = 10_000_000
+# So long that no swapping disk and no debugger's glance ends a process that would have come back.
+WEDGED_AFTER_US = 60_000_000
 _POLL_TIMEOUT_S = 1.0
 _CONNECT_TIMEOUT_S = 2.0
 _METRICS_TIMEOUT_S = 1.0
@@ -57,6 +62,8 @@ class SluiceEngine:
         self._seq: tuple[str, int] | None = None
         self._seq_us = 0
         self._refused_since_us: int | None = None
+        self._silent_since_us: int | None = None
+        """When the first of the polls began that have had no answer since."""
         self._metrics = (0, b"")
         self._metrics_not_before_us = 0
         self._metrics_lock = asyncio.Lock()
@@ -91,15 +98,18 @@ class SluiceEngine:
                 document = await self.get_json("/state")
             state = codec.decode(EngineState, document, "state", ignore_unknown=True)
         except EngineUnreachable as error:
+            self._unanswered(asked_us)
             if error.refused and self._refused_since_us is None:
                 self._refused_since_us = self._clock()
                 if self.state is not None:
                     log.warning("engine refuses connections")
         except TimeoutError:
-            pass  # slow, not dead: the state in use grows old
+            self._unanswered(asked_us)  # slow, not dead: the state in use grows old
         except InvalidConfig as error:
+            self._silent_since_us = None
             log.error("engine state unreadable", extra={"problem": str(error)})  # noqa: TRY400  # our own one line
         else:
+            self._silent_since_us = None
             self._take(state, asked_us)
         self._admission.set_unavailable(self.unavailable(), self._clock())
 
@@ -113,7 +123,7 @@ class SluiceEngine:
             return Reason.ENGINE_DEAD
         if self.state.phase != "ready" or self._admission.room.limits is None:
             return Reason.ENGINE_LOADING
-        return None
+        return Reason.ENGINE_DEAD if self._silent_us() > SILENT_AFTER_US else None
 
     def start_problem(self) -> str | None:
         """What the start still waits for; None once the engine is ready. For the engine's startup probe."""
@@ -140,6 +150,9 @@ class SluiceEngine:
         since = self._refused_since_us
         if since is not None and self._clock() - since > DEAD_AFTER_US:
             return f"its socket has refused connections for {(self._clock() - since) // 1_000_000} s"
+        # One that loads may be busy in a library that lets no other thread run.
+        if self.state.phase == "ready" and self._silent_us() > WEDGED_AFTER_US:
+            return f"it has answered nothing for {self._silent_us() // 1_000_000} s"
         return None
 
     @asynccontextmanager
@@ -209,6 +222,14 @@ class SluiceEngine:
             except (TimeoutError, aiohttp.ClientError, ConnectionError):
                 self._metrics_not_before_us = now_us + _METRICS_BACKOFF_US
             return self._metrics[1]
+
+    def _unanswered(self, asked_us: int) -> None:
+        if self._silent_since_us is None:
+            self._silent_since_us = asked_us
+
+    def _silent_us(self) -> int:
+        """How long polls have gone unanswered; 0 while the last one was answered."""
+        return 0 if self._silent_since_us is None else self._clock() - self._silent_since_us
 
     def _take(self, state: EngineState, asked_us: int) -> None:
         if not is_readable(state.schema_version):
