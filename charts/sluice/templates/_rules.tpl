@@ -9,15 +9,15 @@
   resources: [inferenceservices/status]
   verbs: [patch]
 # What an InferenceService becomes, applied server-side. Owner references delete it with the resource; only a ConfigMap
-# that nothing names any more is deleted earlier.
+# or ServiceAccount that nothing names any more is deleted earlier.
 - apiGroups: [""]
-  resources: [serviceaccounts, services]
+  resources: [services]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [apps]
   resources: [deployments]
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
-  resources: [configmaps]
+  resources: [configmaps, serviceaccounts]
   verbs: [get, list, watch, create, patch, delete]
 # Which configuration is still in use, and what pods say when they fail.
 - apiGroups: [apps]

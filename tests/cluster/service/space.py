@@ -63,8 +63,10 @@ class Space:
 
     def mounted(self, service: Object) -> Object:
         """The same service with torch and the models in its engine."""
+        # Threads that wait for each other in every layer starve on cores that a whole node keeps busy.
+        one_thread = {"name": "OMP_NUM_THREADS", "value": "1"}
         engine = {
-            "env": [variable for mount in self.mounts for variable in mount.env],
+            "env": [one_thread, *(variable for mount in self.mounts for variable in mount.env)],
             "volumeMounts": [mount.volume_mount for mount in self.mounts],
         }
         template = {"volumes": [mount.volume for mount in self.mounts], "engine": engine}
