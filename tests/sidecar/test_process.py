@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import signal
 import socket
 import sys
@@ -193,8 +195,25 @@ def test_a_port_in_use_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     assert status == 2
     assert captured.err.count("\n") == 1
-    assert f"127.0.0.1:{port}" in captured.err
-    assert "in use" in captured.err
+    assert captured.err == f"PortInUse: 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_full_disk_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    config = write_config(tmp_path)
+    monkeypatch.setattr(Path, "write_text", full)
+
+    status = main(["--config", str(config)])
+
+    captured = capsys.readouterr()
+    assert status == 2
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"DiskFull: {tmp_path}/run/gate-address")
+    assert "No space left on device" in captured.err
 
 
 def test_a_missing_file_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

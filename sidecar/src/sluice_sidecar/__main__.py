@@ -1,12 +1,14 @@
 """`python -m sluice_sidecar --config FILE`: read the files, build the gate, run until told to stop.
 
-Exit status: 0 after SIGTERM, 2 with one line on stderr for a file or an address that cannot be used.
+Exit status: 0 after SIGTERM, 2 with one line on stderr for a file or an address that cannot be used. Where the line's
+first word is a code, `PortInUse: …`, the operator tells it as the reason of the failure.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -16,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -33,6 +35,7 @@ from sluice_sidecar.server import Gate
 log = logging.getLogger(__name__)
 
 USAGE_ERROR = 2
+_CODES = {errno.EADDRINUSE: "PortInUse", errno.ENOSPC: "DiskFull"}
 
 
 def clock_us() -> int:
@@ -49,9 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = codec.from_json(GateConfig, options.config.read_bytes(), "gate.json")
         live = codec.from_json(LiveConfig, Path(config.live_path).read_bytes(), "live.json")
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
-        sockets = (bind(config.host, config.port), bind(config.host, config.admin_port))
+        with ExitStack() as opened:
+            sockets = (
+                opened.enter_context(bind(config.host, config.port)),
+                opened.enter_context(bind(config.host, config.admin_port)),
+            )
+            publish_address(config, *sockets)
+            opened.pop_all()  # the servers close them from here on
     except (InvalidConfig, OSError) as error:
-        sys.stderr.write(f"sluice_sidecar: {_one_line(error)}\n")
+        code = _CODES.get(error.errno or 0) if isinstance(error, OSError) else None
+        sys.stderr.write(f"{code or 'sluice_sidecar'}: {_one_line(error)}\n")
         return USAGE_ERROR
     logs.configure()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -89,7 +99,6 @@ async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, pri
     for runner, sock in zip(runners, (public, private), strict=True):
         await runner.setup()
         await web.SockSite(runner, sock).start()
-    publish_address(config, public, private)
     log.info("listening", extra={"port": public.getsockname()[1], "admin_port": private.getsockname()[1]})
     waiter = loop.create_task(stop.wait())
     # A poller that ends is a bug: better a restart by the kubelet than a gate that sees nothing.
@@ -108,7 +117,11 @@ async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, pri
 
 
 def publish_address(config: GateConfig, public: socket.socket, private: socket.socket) -> None:
-    """Write `gate-address.json`, whole or not at all: local runs listen on ports that the kernel chose."""
+    """Write `gate-address.json`, whole or not at all: local runs listen on ports that the kernel chose.
+
+    Raises:
+        OSError: `run_dir` takes no file.
+    """
     host = "127.0.0.1" if config.host in {"::", "0.0.0.0"} else config.host  # noqa: S104  # compared, not bound
     address = {"host": host, "port": public.getsockname()[1], "admin_port": private.getsockname()[1]}
     path = Path(config.run_dir) / "gate-address.json"

@@ -25,7 +25,7 @@ class GateConfig:
     engine_socket: str = "/run/sluice/engine.sock"
     live_path: str = "/etc/sluice/live/live.json"
     run_dir: str = "/run/sluice"
-    """Where `drained` is written, and `gate.json` with the bound addresses for local runs."""
+    """Where `drained` is written, and `gate-address.json` with the bound addresses for local runs."""
     state_interval_us: int = 200_000
     stale_after_us: int = 500_000
     blind_after_us: int = 5_000_000

@@ -199,5 +199,5 @@ def _has_ipv6() -> bool:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::", 0))
     except OSError as error:
-        return error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+        return error.errno not in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
     return True
