@@ -19,6 +19,7 @@ from sluice_sidecar import estimate
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.body import Body, HeldBodies
 from sluice_sidecar.config import GateConfig
+from sluice_sidecar.counting import ExactCounts
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.sluice import SluiceEngine
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
 _READ = frozenset(("GET", "HEAD"))
-# Counting is the engine's CPU: a burst of prompts near the limit must not slow its steps.
-_MOST_COUNTS = 2
 
 
 class Gate:
@@ -62,7 +61,7 @@ class Gate:
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
         self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock)
         self._calls: set[Call] = set()
-        self._counting = asyncio.Semaphore(_MOST_COUNTS)
+        self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
         self.metrics.registry.register(
             AdmissionCollector(
                 self.admission,
@@ -164,8 +163,7 @@ class Gate:
         problem = estimate.hopeless(asked, limits)
         tokens = None
         if problem is None and estimate.worth_counting(asked, limits, ratio):
-            async with self._counting:
-                tokens = await self.engine.count_tokens(estimate.tokenize_body(call.body.content, asked))
+            tokens = await self._counts.count(estimate.tokenize_body(call.body.content, asked))
             self.metrics.tokenize.inc()
             problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
         if problem is not None:
@@ -219,6 +217,10 @@ class Gate:
         return self.admission.refuse_busy(
             Reason.BODIES_HELD, f"the gate holds {held_mib} MiB of request bodies", self.clock()
         )
+
+    def _counts_busy(self) -> Refusal:
+        problem = "many prompts near the context length wait to be counted"
+        return self.admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self.clock())
 
     def _refuse_all(self) -> None:
         self.engine.draining = True
