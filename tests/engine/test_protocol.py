@@ -130,7 +130,7 @@ def message(**fields: Any) -> bytes:
         ),
         pytest.param(chat(presence_penalty=-3), "presence_penalty", "invalid_value", "-2 to 2", id="presence_penalty"),
         pytest.param(
-            chat(repetition_penalty=0), "repetition_penalty", "invalid_value", "above 0", id="repetition zero"
+            chat(repetition_penalty=0), "repetition_penalty", "invalid_value", "0.01 to 10", id="repetition zero"
         ),
         pytest.param(chat(seed="7"), "seed", "invalid_type", "must be an integer", id="seed a string"),
         pytest.param(chat(seed=2**63), "seed", "invalid_value", "must be", id="seed beyond 64 bits"),

@@ -157,3 +157,19 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) ->
     assert middle.error == "the model's logits are not finite"
     assert (first.error, last.error) == (None, None)
     assert first.token_id == _sample(LOGITS, entries[0])[0].token_id
+
+
+@pytest.mark.parametrize("logprobs", [True, False], ids=["with-log-probabilities", "without"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "drawn"])
+def test_a_row_that_a_penalty_breaks_fails_alone_and_lets_no_false_token_out(
+    temperature: float, *, logprobs: bool
+) -> None:
+    """A penalty this small is refused at the door; the sampler does not rely on that."""
+    broken = SamplingParams(max_tokens=1, repetition_penalty=1e-40, temperature=temperature, logprobs=logprobs)
+    entries = [_entry(broken, slot=0), _entry(SamplingParams(max_tokens=1, logprobs=logprobs), slot=1)]
+
+    first, second = Sampler().sample(LOGITS.expand(2, -1).clone(), entries)
+
+    assert first.error is not None
+    assert second.error is None
+    assert 0 <= second.token_id < len(LOGITS)

@@ -428,6 +428,20 @@ def test_completions_streamed_equal_whole_for_any_text_and_stop(texts: list[str]
     asyncio.run(both())
 
 
+async def test_a_stream_that_breaks_on_our_side_ends_with_an_error_event(
+    engine: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise IndexError("a fault of ours")
+
+    monkeypatch.setattr("sluice_engine.output.ChoiceOutput.push", broken)
+    events = await frames(engine, "/v1/chat/completions", chat("endless", stream=True))
+    await engine.idle()
+
+    assert events[-1]["error"]["code"] == "request_failed"
+    assert "[DONE]" not in events
+
+
 async def test_a_stream_starts_before_the_first_token(engine: Served) -> None:
     engine.runner.may_step.clear()
     async with engine.http.post("/v1/chat/completions", json=chat("hi", stream=True)) as response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,11 +10,13 @@ from typing import Protocol
 from sluice_engine.call_stream import CallStream
 from sluice_engine.core.plan import Emission
 from sluice_engine.core.request import Request
-from sluice_engine.errors import RequestError
+from sluice_engine.errors import RequestError, RequestFailed
 from sluice_engine.output import ChoiceOutput
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import DONE, Choice, FinishReason, Piece, Reply, TokenLogprob, Usage, error_frame
 from sluice_engine.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -72,6 +75,12 @@ class Answer:
                     frames.clear()
         except RequestError as error:
             frames.append(error_frame(error))
+        except ConnectionError:
+            raise  # the client has left
+        except Exception:
+            # The headers are out: the only way left to tell the client is an event, and silence would hang it.
+            log.exception("stream failed")
+            frames.append(error_frame(RequestFailed("the answer could not be written; the engine's log says why")))
         else:
             if self._include_usage:
                 frames.append(reply.usage(self._usage()))

@@ -54,6 +54,8 @@ class Sampler:
         for row, entry in enumerate(entries):
             if _is_penalised(entry.request.sampling) and finite[row]:
                 self._penalise(logits[row], entry)
+                # A penalty divides and subtracts: what it makes of a row is checked as the model's own rows are.
+                finite[row] = bool(logits[row].sum().isfinite())
         chosen = logits.argmax(-1)
         drawn = [i for i, entry in enumerate(entries) if not entry.request.sampling.greedy and finite[i]]
         if drawn:
@@ -61,6 +63,10 @@ class Sampler:
             rows = logits if whole else logits[drawn]
             chosen[drawn] = _draw(rows, [entries[i] for i in drawn])
         token_ids = chosen.tolist()
+        for row, token_id in enumerate(token_ids):
+            if not 0 <= token_id < logits.shape[-1]:
+                # Never let out what is no token: the next step would read beyond the embedding, for the whole batch.
+                finite[row], chosen[row] = False, 0
         logprobs: list[float | None] = [None] * len(entries)
         if normalisers is not None:
             values = raw[reported, chosen[reported]] - normalisers

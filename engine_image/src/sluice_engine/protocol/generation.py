@@ -12,6 +12,8 @@ MAX_STOP_STRINGS = 4
 MAX_N = 16
 # Text that may become a stop string is held back, so its length bounds how far a stream lags.
 MAX_STOP_CHARACTERS = 1024
+# Logits are divided by it: far below this they leave float32, and no distribution is left to draw from.
+LEAST_REPETITION_PENALTY = 0.01
 # A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
 MAX_TOKENS_BOUND = 2**31 - 1
 
@@ -85,7 +87,7 @@ def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
         min_p=_or(fields.number("min_p", 0, 1), 0.0),
         frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
         presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
-        repetition_penalty=_or(fields.number("repetition_penalty", 0, 10, above=True), 1.0),
+        repetition_penalty=_or(fields.number("repetition_penalty", LEAST_REPETITION_PENALTY, 10), 1.0),
         seed=fields.integer("seed", -(2**63), 2**63 - 1),
         n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
