@@ -284,5 +284,5 @@ def test_no_right_is_wider_than_the_verbs_that_are_used() -> None:
     for (group, resource), verbs in RIGHTS.items():
         assert "*" not in {group, resource, *verbs}
         assert ("create" in verbs) == ((group, resource) in written | {("", "events")})
-        assert ("delete" in verbs) == (resource == "configmaps")
+        assert ("delete" in verbs) == (resource in {"configmaps", "serviceaccounts"})
     assert set(kube.OWNED_KINDS) == {"ServiceAccount", "ConfigMap", "Service", "Deployment"}

@@ -112,3 +112,22 @@ def test_a_config_map_of_somebody_else_is_never_deleted() -> None:
     owned["ConfigMap", "theirs"] = as_held(config_map("theirs"), uid="somebody-else")
 
     assert plan(DESIRED, scene.UID, Observed(owned=owned), applied).is_empty
+
+
+def test_an_account_of_ours_goes_once_the_user_names_their_own() -> None:
+    owned, applied = held(*DESIRED)
+    desired = objects(scene.spec({"podTemplate": {"serviceAccountName": "mine"}}), scene.IMAGES)
+
+    assert ("ServiceAccount", "chat") not in plan(desired, scene.UID, Observed(owned=owned), applied).delete
+    owned["Deployment", "chat"] = as_held(next(item for item in desired if item["kind"] == "Deployment"))
+    assert plan(desired, scene.UID, Observed(owned=owned), applied).delete == (("ServiceAccount", "chat"),)
+
+
+def test_an_account_stays_while_a_replica_set_names_it() -> None:
+    owned, applied = held(*objects(scene.spec({"podTemplate": {"serviceAccountName": "mine"}}), scene.IMAGES))
+    owned["ServiceAccount", "chat"] = as_held(next(item for item in DESIRED if item["kind"] == "ServiceAccount"))
+    named = scene.replica_set("old", 1)
+    named["spec"]["template"]["spec"]["serviceAccountName"] = "chat"
+    desired = objects(scene.spec({"podTemplate": {"serviceAccountName": "mine"}}), scene.IMAGES)
+
+    assert plan(desired, scene.UID, Observed(owned=owned, replica_sets=[named]), applied).delete == ()

@@ -151,6 +151,14 @@ def test_the_gate_is_a_native_sidecar_and_answers_the_engines_probes() -> None:
     assert all(engine[probe]["terminationGracePeriodSeconds"] == 5 for probe in ("startupProbe", "livenessProbe"))
 
 
+def test_the_drain_is_asked_for_until_it_is_over() -> None:
+    (gate,) = pod_of(scene.spec())["initContainers"]
+    *_, script = gate["lifecycle"]["preStop"]["exec"]["command"]
+
+    # A gate that is just restarting has no handler for the signal yet, or forgets it.
+    assert script == "while [ ! -e /run/sluice/drained ]; do kill -USR1 1; sleep 0.2; done"
+
+
 def test_a_device_is_asked_for_by_its_own_name() -> None:
     device = {"accelerator": {"count": 1, "resourceName": "example.com/npu"}}
 

@@ -33,7 +33,7 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("sluice.dev", "inferenceservices"): frozenset({"get", "list", "watch"}),
     ("sluice.dev", "inferenceservices/status"): frozenset({"patch"}),
     ("", "configmaps"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
-    ("", "serviceaccounts"): frozenset({"get", "list", "watch", "create", "patch"}),
+    ("", "serviceaccounts"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
     ("", "services"): frozenset({"get", "list", "watch", "create", "patch"}),
     ("apps", "deployments"): frozenset({"get", "list", "watch", "create", "patch"}),
     ("apps", "replicasets"): frozenset({"list", "watch"}),

@@ -86,21 +86,24 @@ def plan(desired: Sequence[Object], uid: str, observed: Observed, applied: Mappi
     return Plan(
         create=tuple(create),
         update=tuple(update),
-        delete=tuple(_unused_config_maps(wanted, uid, observed)),
+        delete=tuple(_unused(wanted, uid, observed)),
         foreign=tuple(foreign),
     )
 
 
-def _unused_config_maps(wanted: set[Key], uid: str, observed: Observed) -> Iterator[Key]:
+def _unused(wanted: set[Key], uid: str, observed: Observed) -> Iterator[Key]:
+    """Of ours, what neither is wanted nor named by a pod that runs or that the Deployment could make again."""
     templates = [*observed.replica_sets, *(item for item in observed.owned.values() if item["kind"] == "Deployment")]
-    named = {name for item in templates for name in _config_map_names(item["spec"]["template"]["spec"])}
+    named = {found for item in templates for found in _named_by(item["spec"]["template"]["spec"])}
     for found, item in observed.owned.items():
-        unused = found[0] == "ConfigMap" and found not in wanted and found[1] not in named
-        if unused and is_owned(item, uid) and not item["metadata"].get("deletionTimestamp"):
+        is_unused = found[0] in {"ConfigMap", "ServiceAccount"} and found not in wanted | named
+        if is_unused and is_owned(item, uid) and not item["metadata"].get("deletionTimestamp"):
             yield found
 
 
-def _config_map_names(pod: Mapping[str, Any]) -> Iterator[str]:
+def _named_by(pod: Mapping[str, Any]) -> Iterator[Key]:
+    if account := pod.get("serviceAccountName"):
+        yield "ServiceAccount", account
     for volume in pod.get("volumes") or ():
         if source := volume.get("configMap"):
-            yield source["name"]
+            yield "ConfigMap", source["name"]

@@ -150,7 +150,8 @@ def _gate_container(spec: ServiceSpec, images: Images) -> Object:
         "startupProbe": _probe("/livez", 9090, period_s=1, failures=60, grace_s=5),
         "livenessProbe": _probe("/livez", 9090, period_s=5, failures=3, grace_s=5),
         "readinessProbe": _probe("/readyz", 8080, period_s=2, failures=1),
-        "lifecycle": {"preStop": _shell(f"kill -USR1 1; while [ ! -e {drained} ]; do sleep 0.2; done")},
+        # Again and again: a gate that restarts just now has no handler for the signal yet, or forgets it.
+        "lifecycle": {"preStop": _shell(f"while [ ! -e {drained} ]; do kill -USR1 1; sleep 0.2; done")},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": _common_mounts(),
     }
