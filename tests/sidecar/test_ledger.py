@@ -138,6 +138,18 @@ def test_a_lease_ends_what_its_owner_forgot_and_spares_what_moves() -> None:
     assert moving.open
 
 
+def test_what_the_engine_gets_on_with_keeps_its_lease_though_its_answer_is_not_streamed() -> None:
+    ledger = Ledger()
+    whole, stuck = ledger.reserve("whole", COST, 0), ledger.reserve("stuck", COST, 0)
+    for minute in range(1, 20):
+        states = (listed("whole", output=minute), listed("stuck"))
+        ledger.apply(ready_state(requests=states), minute * 60_000_000)
+
+    assert [entry.id for entry in ledger.expire(19 * 60_000_000)] == ["stuck"]
+    assert whole.open
+    assert not stuck.open
+
+
 def test_a_dead_engine_holds_nothing_of_what_it_had() -> None:
     ledger = Ledger()
     ledger.reserve("a", COST, 0)

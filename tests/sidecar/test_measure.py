@@ -53,6 +53,15 @@ def test_a_stream_keeps_its_promise(times: StreamTimes, kept: tuple[bool, bool])
     assert times.kept(live_config().slo, now_us=20 * S, output_tokens=None, streamed=True) == kept
 
 
+def test_choices_that_take_turns_have_gaps_of_their_own() -> None:
+    times = StreamTimes(0, 10)
+
+    gaps = [times.token(now_us, 100_000, choice) for now_us, choice in [(1, 0), (2, 1), (200_001, 0), (200_002, 1)]]
+
+    assert gaps == [None, None, 200_000, 200_000]
+    assert (times.first_us, times.gaps, times.gaps_over) == (1, 2, 2)
+
+
 @pytest.mark.parametrize(
     ("now_us", "tokens", "kept"),
     [

@@ -38,6 +38,52 @@ async def test_a_stream_arrives_whole_and_in_order(gate: RunningGate, engine: Sc
     assert outcomes(gate) == {"completed": 1}
 
 
+def event(index: int, text: str) -> bytes:
+    choice = {"index": index, "delta": {"content": text}, "finish_reason": None}
+    return b"data: " + json.dumps({"id": "c", "choices": [choice]}).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "choices", "found"),
+    [
+        pytest.param(event(0, "a") + event(0, "b"), 1, {0}, id="one-choice"),
+        pytest.param(event(0, "a") + event(2, "b"), 3, {0, 2}, id="two-that-took-turns"),
+        pytest.param(event(0, "") + event(1, "b"), 2, {1}, id="a-role-is-no-token"),
+        pytest.param(event(1, '"index": 7'), 2, {1}, id="a-text-that-looks-like-a-field"),
+        pytest.param(b": ping\n\n", 2, set(), id="no-text"),
+    ],
+)
+def test_which_choices_a_chunk_has_text_of(chunk: bytes, choices: int, found: set[int]) -> None:
+    assert proxy._choices_with_text(chunk, choices) == found
+
+
+async def test_once_the_drain_is_announced_every_answer_ends_its_connection(
+    engine: ScriptedEngine, socket_dir: Path
+) -> None:
+    async with running_gate(engine, socket_dir, endpoint_propagation_us=600_000_000) as gate:
+        assert await _connections(gate) == [None] * 4
+
+        drain = gate.gate.drain.start()
+
+        assert gate.gate.drain.phase is DrainPhase.ANNOUNCED
+        assert await _connections(gate) == ["close"] * 4
+        drain.cancel()
+        await asyncio.gather(drain, return_exceptions=True)
+
+
+async def _connections(gate: RunningGate) -> list[str | None]:
+    """What is said of the connection by a stream, a whole answer, the models and an unknown path."""
+    said = []
+    for stream in (True, False):
+        async with gate.post(stream=stream) as response:
+            assert (response.status, bool(await response.read())) == (200, True)
+            said.append(response.headers.get("Connection"))
+    for path in ("/v1/models", "/nope"):
+        async with gate.client.get(gate.url + path) as response:
+            said.append(response.headers.get("Connection"))
+    return said
+
+
 async def test_a_whole_answer_arrives_with_its_length(gate: RunningGate) -> None:
     async with gate.post(stream=False) as response:
         assert (await response.json())["usage"]["completion_tokens"] == 3

@@ -82,13 +82,15 @@ class Progress:
         """Whether more than the next decode is left to compute."""
         return self.remaining_tokens > 1
 
-    def correct(self, state: RequestState) -> None:
-        """Take over what the engine says."""
+    def correct(self, state: RequestState) -> bool:
+        """Take over what the engine says; whether it got on since."""
+        moved = (self.computed_tokens, self.output_tokens) != (state.computed_tokens, state.output_tokens)
         self.prompt_tokens = state.prompt_tokens
         self.max_tokens = state.max_tokens
         self.computed_tokens = state.computed_tokens
         self.output_tokens = state.output_tokens
         self.seen, self.gone = True, False
+        return moved
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +161,9 @@ class Ledger:
             for index, choice in enumerate(entry.choices):
                 request = listed.pop((entry.id, index), None)
                 if request is not None:
-                    choice.correct(request)
+                    # An answer that is not streamed moves nothing here until it is whole.
+                    if choice.correct(request):
+                        entry.touched_us = max(entry.touched_us, now_us)
                 elif (ended := finished.get((entry.id, index))) is not None:
                     choice.prompt_tokens, choice.output_tokens = ended.prompt_tokens, ended.output_tokens
                     choice.seen = choice.gone = True

@@ -6,7 +6,7 @@ Small windows over integer microseconds; the clock comes in with each call. Must
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice_engine.config import SLOConfig
 
@@ -79,17 +79,21 @@ class StreamTimes:
     arrived_us: int
     prompt_tokens: int
     first_us: int | None = None
-    last_us: int = 0
+    """Of whichever choice came first."""
+    last_us: dict[int, int] = field(default_factory=dict)
+    """By choice: choices take turns in one stream, and the time between two of them is no gap."""
     gaps: int = 0
     gaps_over: int = 0
 
-    def token(self, now_us: int, gap_promise_us: int) -> int | None:
-        """A chunk with text came: the gap before it, None for the first."""
+    def token(self, now_us: int, gap_promise_us: int, choice: int = 0) -> int | None:
+        """A chunk with text of a choice came: the gap before it, None for the choice's first."""
         if self.first_us is None:
-            self.first_us = self.last_us = now_us
+            self.first_us = now_us
+        last_us = self.last_us.get(choice)
+        self.last_us[choice] = now_us
+        if last_us is None:
             return None
-        gap_us = now_us - self.last_us
-        self.last_us = now_us
+        gap_us = now_us - last_us
         self.gaps += 1
         self.gaps_over += gap_us > gap_promise_us
         return gap_us

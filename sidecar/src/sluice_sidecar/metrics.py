@@ -74,7 +74,7 @@ class GateMetrics:
         )
         self.itl = Histogram(
             "sluice_gate_inter_token_latency_seconds",
-            "Time between two chunks of a stream at the door.",
+            "Time between two chunks with text of one choice of a stream, at the door.",
             buckets=_ITL_BUCKETS,
             registry=r,
         )

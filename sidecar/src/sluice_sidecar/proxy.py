@@ -16,6 +16,7 @@ from typing import Literal
 import aiohttp
 from aiohttp import web
 
+from sluice_sidecar import headers
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.body import Body
 from sluice_sidecar.config import GateConfig
@@ -37,14 +38,9 @@ _WHOLE_BYTES = 1024 * 1024
 _TAIL_BYTES = 2048
 # An event that long is not one of ours: it is passed on in pieces.
 _MOST_EVENT_BYTES = 256 * 1024
-_HOP_BY_HOP = frozenset((
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
-    "transfer-encoding", "upgrade",
-))  # fmt: skip
-_NOT_FORWARDED = frozenset(("host", "content-length", "expect", "accept-encoding", "content-encoding"))
-_NOT_RETURNED = frozenset(("content-length", "date", "server"))
 # The first event of a stream names the role and has no text; a token's has some.
 _TEXT = re.compile(rb'"(?:content|text)":\s*"[^"]')
+_INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 
@@ -74,8 +70,7 @@ class Call:
 
     def answer_headers(self) -> dict[str, str]:
         """The ids that every answer carries."""
-        client_id = self.request.headers.get("x-request-id", self.request_id)
-        return {"x-sluice-request-id": self.request_id, "x-request-id": client_id, "Server": SERVER}
+        return headers.own(self.request.headers, self.request_id, SERVER)
 
 
 @dataclass(slots=True)
@@ -100,7 +95,11 @@ class Proxy:
         recorder: Recorder,
         config: GateConfig,
         clock: Callable[[], int],
+        *,
+        closing: Callable[[], bool],
     ) -> None:
+        """`closing` tells whether connections should end with their answer."""
+        self._closing = closing
         self._engine = engine
         self._admission = admission
         self._recorder = recorder
@@ -112,7 +111,10 @@ class Proxy:
         permit.forwarded(self._clock())
         try:
             async with self._engine.request(
-                "POST", PATHS[call.route], headers=_request_headers(call), body=call.body.content
+                "POST",
+                PATHS[call.route],
+                headers=headers.for_engine(call.request.headers, call.request_id),
+                body=call.body.content,
             ) as upstream:
                 call.upstream = upstream
                 call.body.drop()
@@ -143,10 +145,12 @@ class Proxy:
     async def _stream(
         self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
     ) -> web.StreamResponse:
-        response = web.StreamResponse(status=upstream.status, headers=_response_headers(call, upstream))
+        response = web.StreamResponse(
+            status=upstream.status, headers=headers.for_client(upstream.headers, call.answer_headers())
+        )
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
-        if self._engine.draining:
+        if self._closing():
             response.force_close()
         watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us)
         copied = Copied()
@@ -190,8 +194,8 @@ class Proxy:
                 return
             now_us = self._clock()
             permit.touch(now_us)
-            if _TEXT.search(chunk) is not None:
-                self._recorder.token(times, permit, now_us)
+            for choice in _choices_with_text(chunk, len(permit.entry.choices)):
+                self._recorder.token(times, permit, now_us, choice)
             copied.tail = (copied.tail + chunk)[-_TAIL_BYTES:]
             if copied.pending or not chunk.endswith(b"\n\n"):
                 # Only whole events go out, so that an error event can always follow.
@@ -217,12 +221,14 @@ class Proxy:
                 Reason.ENGINE_FAILED, "The engine ended in the middle of its answer; send the request again."
             )
         head = b"".join(content)
-        response = web.StreamResponse(status=upstream.status, headers=_response_headers(call, upstream))
+        response = web.StreamResponse(
+            status=upstream.status, headers=headers.for_client(upstream.headers, call.answer_headers())
+        )
         if upstream.content.at_eof():
             response.content_length = len(head)
         elif upstream.content_length is not None:
             response.content_length = upstream.content_length
-        if self._engine.draining:
+        if self._closing():
             response.force_close()
         watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=False)
         try:
@@ -259,29 +265,14 @@ class Proxy:
             raise ConnectionError("the engine ended in the middle of its answer") from error
 
 
-def _request_headers(call: Call) -> dict[str, str]:
-    """What the engine is told: no hop-by-hop header, and no identity that a client made up."""
-    listed = {name.strip().lower() for name in call.request.headers.get("Connection", "").split(",")}
-    dropped = _HOP_BY_HOP | _NOT_FORWARDED | listed
-    headers = {
-        name: value
-        for name, value in call.request.headers.items()
-        if name.lower() not in dropped and not name.lower().startswith("x-sluice-")
-    }
-    headers.setdefault("Content-Type", "application/json")
-    headers["x-sluice-request-id"] = call.request_id
-    headers["x-request-id"] = call.request.headers.get("x-request-id", call.request_id)
-    return headers
-
-
-def _response_headers(call: Call, upstream: aiohttp.ClientResponse) -> dict[str, str]:
-    listed = {name.strip().lower() for name in upstream.headers.get("Connection", "").split(",")}
-    dropped = _HOP_BY_HOP | _NOT_RETURNED | listed
-    headers = {name: value for name, value in upstream.headers.items() if name.lower() not in dropped}
-    kept = {
-        name: value for name, value in headers.items() if not name.lower().startswith(("x-request-id", "x-sluice-"))
-    }
-    return {**kept, **call.answer_headers()}
+def _choices_with_text(chunk: bytes, choices: int) -> set[int]:
+    """The choices that the chunk has text of; of one that stands alone no event is taken apart."""
+    if _TEXT.search(chunk) is None:
+        return set()
+    if choices == 1:
+        return {0}
+    events = (event for event in chunk.split(b"\n\n") if _TEXT.search(event) is not None)
+    return {int(found[1]) for event in events if (found := _INDEX.search(event)) is not None}
 
 
 def _whole_events(data: bytes) -> tuple[bytes, bytes]:

@@ -24,12 +24,14 @@ class Recorder:
         self._itl = QuantileWindow()
         self._good = GoodRequests()
 
-    def token(self, times: StreamTimes, permit: Permit, now_us: int) -> None:
-        """Text went by: the first of a stream, or a gap after the one before."""
-        gap_us = times.token(now_us, self._slo.inter_token_latency_us)
+    def token(self, times: StreamTimes, permit: Permit, now_us: int, choice: int) -> None:
+        """Text of a choice went by: the first of the stream, the first of this choice, or a gap after its last."""
+        is_first = times.first_us is None
+        gap_us = times.token(now_us, self._slo.inter_token_latency_us, choice)
         if gap_us is not None:
             self._itl.add(gap_us, now_us)
             self.metrics.itl.observe(gap_us / 1e6)
+        if not is_first:
             return
         ttft_us = now_us - times.arrived_us
         self._ttft.add(ttft_us, now_us)

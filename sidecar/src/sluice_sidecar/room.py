@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice_engine.config import LiveConfig
+from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import EngineState
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.estimate import TokenRatio
@@ -125,7 +126,7 @@ class Room:
         if self.limits is None:
             return 0
         size = self.limits.block_tokens
-        return sum(-(-choice.known_tokens // size) for choice in self.ledger.live())
+        return sum(blocks_for(choice.known_tokens, size) for choice in self.ledger.live())
 
     def peak_blocks(self, now_us: int, cost: Cost | None = None) -> int:
         """The future peak, with one more call or without."""

@@ -59,7 +59,9 @@ class Gate:
         self.recorder = Recorder(live.slo, self.admission.room, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
-        self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock)
+        self._proxy = Proxy(
+            self.engine, self.admission, self.recorder, config, clock, closing=lambda: self.drain.started
+        )
         self._calls: set[Call] = set()
         self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
         self.metrics.registry.register(
@@ -87,7 +89,13 @@ class Gate:
         return None if unavailable is None else unavailable.value
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answer one request of any kind."""
+        """Answer one request of any kind; once the drain has begun, each answer ends its connection."""
+        response = await self._handle(request)
+        if self.drain.started and not response.prepared:
+            response.force_close()
+        return response
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         route = _ROUTES.get(request.path)
         if route is not None:
             if request.method != "POST":
@@ -160,6 +168,9 @@ class Gate:
         """The cost of a call, its prompt counted by the engine where the estimate alone would refuse it."""
         limits, ratio = self.admission.room.limits, self.admission.room.ratio
         assert limits is not None, "an available engine has told its limits"
+        if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
+            message = f"{problem[0].upper()}{problem[1:]}."
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.max_tokens_param)
         problem = estimate.hopeless(asked, limits)
         tokens = None
         if problem is None and estimate.worth_counting(asked, limits, ratio):
