@@ -92,7 +92,9 @@ def test_check_says_no_when_one_of_several_breaks_its_promise(
     assert "tight: the promise cannot be kept" in out
 
 
-def test_check_judges_by_a_measured_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_check_judges_by_a_measured_table(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, manifest_file: Any
+) -> None:
     table = StepTable(
         decode_axis=(0, 1, 64),
         prefill_axis=(0, 1024, 4096),
@@ -109,7 +111,7 @@ def test_check_judges_by_a_measured_table(capsys: pytest.CaptureFixture[str], tm
     path = tmp_path / "table.json"
     path.write_text(codec.to_json(table))
 
-    code, out, _ = run(capsys, "check", "--table", str(path), "--json", MINIMAL)
+    code, out, _ = run(capsys, "check", "--table", str(path), "--json", manifest_file({}))
 
     (verdict,) = json.loads(out)
     assert verdict["chunk_ceiling_tokens"] == 1350, "(150 − 15) ms at 0.1 ms a token"

@@ -113,6 +113,14 @@ def test_a_good_example_is_accepted_and_understood(path: Path) -> None:
         assert parse(document).name == document["metadata"]["name"]
 
 
+@pytest.mark.parametrize("name", ["minimal", "demo-cpu"])
+def test_an_example_to_begin_with_runs_on_any_node_with_the_images_of_the_chart(name: str) -> None:
+    spec = scene.example(name)
+
+    assert spec.model.source.demo is not None, "the engine's image holds it"
+    assert (spec.image, spec.accelerator_count, spec.pod_template.get("volumes")) == (None, 0, None)
+
+
 @pytest.mark.parametrize("path", INVALID, ids=lambda path: path.stem)
 def test_a_bad_example_is_refused_with_its_message(path: Path) -> None:
     with pytest.raises(InvalidManifest) as refused:
