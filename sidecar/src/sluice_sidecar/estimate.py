@@ -28,6 +28,8 @@ NON_ASCII_WEIGHT = 1.5
 # No tokenizer in use packs running text into fewer tokens than this many bytes each: what is too long by this measure
 # is too long for certain, and is not worth the engine's time to count.
 MOST_BYTES_PER_TOKEN = 16
+# The engine's own bound on the field; Python refuses to print numbers of thousands of digits.
+MOST_OUTPUT_TOKENS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Asked:
     max_tokens: int | None
     param: str
     """The body's field that holds the prompt."""
+    max_tokens_param: str = "max_tokens"
+    """The field in which the length of the answer was asked for."""
 
     @property
     def largest(self) -> int:
@@ -100,9 +104,10 @@ def parse(body: bytes, route: Route) -> Asked:
     return Asked(
         prompts=prompts,
         choices_per_prompt=min(MAX_CHOICES, _positive(data.get("n")) or 1),
-        # A wrong type is the engine's to refuse: priced as the least.
-        max_tokens=None if limit is None else _positive(limit) or 1,
+        # A wrong type is the engine's to refuse: priced as the least. Beyond its own bound a number is just too large.
+        max_tokens=None if limit is None else min(MOST_OUTPUT_TOKENS, _positive(limit) or 1),
         param="messages" if route == "chat" else "prompt",
+        max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
     )
 
 
@@ -130,20 +135,32 @@ def impossible(asked: Asked, limits: Limits, tokens: int) -> str | None:
     return limits.unfit_reason(tokens, asked.max_tokens or 1)
 
 
+def too_long_an_answer(asked: Asked, limits: Limits) -> str | None:
+    """Why the answer that is asked for could never fit, whatever the prompt is."""
+    if asked.max_tokens is None or limits.unfit_reason(1, asked.max_tokens) is None:
+        return None
+    return (
+        f"{asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's context length is "
+        f"{limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
+    )
+
+
 def hopeless(asked: Asked, limits: Limits) -> str | None:
     """Why the largest prompt is too long by any measure, so that it is refused without being counted."""
     prompt = asked.prompts[asked.largest]
     if prompt.tokens is not None:
         return impossible(asked, limits, prompt.tokens)
-    least = max(1, prompt.text_bytes // MOST_BYTES_PER_TOKEN)
-    problem = impossible(asked, limits, least)
-    return problem if problem is None or least == 1 else problem.replace("prompt (", "prompt (at least ", 1)
+    problem = impossible(asked, limits, max(1, prompt.text_bytes // MOST_BYTES_PER_TOKEN))
+    return None if problem is None else problem.replace("prompt (", "prompt (at least ", 1)
 
 
 def worth_counting(asked: Asked, limits: Limits, ratio: TokenRatio) -> bool:
     """Whether the estimate does not fit but the truth may: then the engine is asked to count."""
     prompt = asked.prompts[asked.largest]
-    return prompt.tokens is None and impossible(asked, limits, ratio.tokens(prompt)) is not None
+    # Without text there is nothing to count: the field is missing or of a wrong type, which the engine says best.
+    return (
+        prompt.tokens is None and prompt.text_bytes > 0 and impossible(asked, limits, ratio.tokens(prompt)) is not None
+    )
 
 
 def tokenize_body(body: bytes, asked: Asked) -> bytes:
