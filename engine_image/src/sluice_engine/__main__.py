@@ -38,7 +38,14 @@ from sluice_engine.socket_file import bound_with_mode, claim
 log = logging.getLogger("sluice_engine")
 
 # The gate has drained before SIGTERM comes; what is left gets its error event within this.
+# Twice what the gate lets through: a header is refused there, in its words.
+MAX_HEADER_BYTES = 32_768
 SHUTDOWN_S = 2.0
+
+# Turns that OpenMP's threads spin for more work, some 100 ns each, before they sleep. libgomp's own 300,000 outlast the
+# pause between steps many times over, so that idle threads would hold cores that this process's streams, the gate and
+# the clients wait for. A millisecond still outlasts what lies between the operators of a step.
+_SPIN_COUNT = "10000"
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="engine.json")
     options = parser.parse_args(argv)
     log_to_stderr()
+    if "OMP_WAIT_POLICY" not in os.environ:  # whoever sets either knows better
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         config = from_json(EngineConfig, _read(options.config), options.config.name)
         live_path = Path(config.live_path)
@@ -115,7 +124,14 @@ async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | No
         new_request_id=lambda: f"req-{secrets.token_hex(16)}",
     )
     app = EngineServer(service, identity, registry, sources).app()
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    runner = web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_S,
+        max_line_size=MAX_HEADER_BYTES,
+        max_field_size=MAX_HEADER_BYTES,
+    )
     await runner.setup()
     try:
         with bound_with_mode():

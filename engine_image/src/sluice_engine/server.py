@@ -47,6 +47,8 @@ MAX_BODY_BYTES = 8 * 2**20
 # Below this, parsing and encoding take under a millisecond: less than handing the work to another thread and back.
 INLINE_BYTES = 4096
 MAX_STEPS_SHOWN = 4096
+# What proxies log for a caller that closed the connection; it is never seen by one.
+CLIENT_LEFT = 499
 
 REQUEST_ID_HEADER = "x-sluice-request-id"
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -287,7 +289,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as error:
         answer = InvalidRequest(error.reason)
     except ConnectionError:
-        raise  # the client has left: there is nobody to answer
+        return web.Response(status=CLIENT_LEFT)  # there is nobody to answer
     except Exception:
         log.exception("request failed", extra={"path": request.path})
         answer = RequestError("internal error")
