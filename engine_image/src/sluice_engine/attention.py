@@ -47,6 +47,10 @@ class KVCache:
         """Store tokens' keys and values [T, 2 G D] at the given rows."""
         self._layers[layer].index_copy_(0, kv_rows, keys_values)
 
+    def layer(self, layer: int) -> Tensor:
+        """One layer's memory, [blocks × block_tokens, 2 G D], for kernels that read it where it lies."""
+        return self._layers[layer]
+
     def gather(self, layer: int, blocks: Tensor) -> Tensor:
         """[len(blocks) × block_tokens, 2, G, D]: a copy that the next gather overwrites."""
         width = self.block_tokens * self.token_width

@@ -47,7 +47,7 @@ def choose_dtype(wanted: DataType, device: torch.device, root: Path = Path("/"))
         if wanted == "BFloat16" and not can_bfloat16:
             raise InvalidConfig("model.data_type", "is BFloat16, which this GPU does not compute in; Float16 is")
         return _DTYPES.get(wanted, torch.bfloat16 if can_bfloat16 else torch.float16)
-    flags = _cpu_flags(root)
+    flags = cpu_flags(root)
     if wanted == "Auto":
         return torch.bfloat16 if flags & _BFLOAT16_FLAGS else torch.float32
     if wanted == "Float16" and not flags & _FLOAT16_FLAGS:
@@ -137,8 +137,9 @@ def _meminfo(root: Path) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) >= 2}
 
 
-def _cpu_flags(root: Path) -> set[str]:
-    return set(_cpu_field(root, "flags").split())
+def cpu_flags(root: Path = Path("/")) -> frozenset[str]:
+    """What the processor can do, in the kernel's words."""
+    return frozenset(_cpu_field(root, "flags").split())
 
 
 def _cpu_field(root: Path, name: str) -> str:

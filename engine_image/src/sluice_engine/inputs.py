@@ -2,7 +2,8 @@
 
 Owns the per-slot rows (block tables) that live as long as a request runs, so that a step's work follows what changed.
 It knows no weights and no sampling. Requests that compute one token are *single* rows, longest first and batched
-together; the others are *chunks*, one by one. Rows of the batch: all singles, then the chunks' tokens.
+together; the others are *chunks*, one by one. Rows of the batch: all singles, then the chunks' tokens. Where kernels
+read the cache in place, all that is needed of either is *tiles*, and there are no buckets.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request
+from sluice_engine.kernels.library import Tiles
 
 Ints = npt.NDArray[np.int64]
 
@@ -70,6 +72,10 @@ class StepInputs:
     """The sampling rows as single rows, in the order of `sample_rows`: the last layer computes only them."""
     sampled: tuple[ScheduledRequest, ...]
     """Who samples, in the order of `sample_rows`."""
+    tiles: Tiles | None
+    """All rows, for kernels; there are no buckets and no chunks then."""
+    sample_tiles: Tiles | None
+    """The sampling rows, in the order of `sample_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +129,18 @@ class SlotRows:
 class StepBuilder:
     """Turns plans into inputs for one device."""
 
-    def __init__(self, block_tokens: int, max_length_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        block_tokens: int,
+        max_length_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        tile_rows: int | None = None,
+    ) -> None:
+        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels."""
         self._block_tokens = block_tokens
+        self._tile_rows = tile_rows
         self._dtype = dtype
         self._device = device
         self._slots = SlotRows(block_tokens, max_length_tokens)
@@ -144,18 +160,41 @@ class StepBuilder:
              if row.entry.samples),
             key=lambda pair: -pair[0].end,
         )  # fmt: skip
+        tiled = self._tile_rows is not None
         return StepInputs(
             token_ids=self._tensor(tokens),
             positions=self._tensor(positions),
             kv_rows=self._tensor(kv_rows),
-            singles=self._buckets(singles),
-            chunks=tuple(
+            singles=() if tiled else self._buckets(singles),
+            chunks=()
+            if tiled
+            else tuple(
                 self._chunk(row, int(first)) for row, first in zip(chunks, firsts[len(singles) :], strict=False)
             ),
             sample_rows=self._tensor([index for _, index in sampling]),
-            sample_buckets=self._buckets([row for row, _ in sampling]),
+            sample_buckets=() if tiled else self._buckets([row for row, _ in sampling]),
             sampled=tuple(row.entry for row, _ in sampling),
+            tiles=self._tiles([(row, row.entry.num_tokens) for row in ordered]),
+            sample_tiles=self._tiles([(row, 1) for row, _ in sampling]),
         )
+
+    def _tiles(self, rows: list[tuple[_Row, int]]) -> Tiles | None:
+        """Requests, each with as many of its last tokens as there are rows of it."""
+        if self._tile_rows is None or not rows:
+            return None
+        tables: Ints = np.zeros((len(rows), max(len(row.table) for row, _ in rows)), dtype=np.int64)
+        tiles = []
+        first = 0
+        for index, (row, num_rows) in enumerate(rows):
+            tables[index, : len(row.table)] = row.table
+            tiles += [
+                (first + at, min(self._tile_rows, num_rows - at), row.end - num_rows + at + 1, index)
+                for at in range(0, num_rows, self._tile_rows)
+            ]
+            first += num_rows
+        # Long ones first: what is left for the last thread is short.
+        tiles.sort(key=lambda tile: -tile[2])
+        return Tiles(torch.from_numpy(tables), torch.tensor(tiles), max(row.end for row, _ in rows))
 
     def _kv_rows(self, row: _Row) -> Ints:
         positions = np.arange(row.entry.start, row.end)

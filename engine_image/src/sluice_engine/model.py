@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, silu
 
 from sluice_engine.attention import KVCache, attend_chunk, attend_singles
 from sluice_engine.inputs import StepInputs
+from sluice_engine.kernels.library import Kernels
 from sluice_engine.linear import Linear
 from sluice_engine.weights import LayerWeights, Weights
 
@@ -32,7 +33,9 @@ class Layer:
 class Model:
     """A decoder-only model on one device."""
 
-    def __init__(self, weights: Weights, max_length_tokens: int) -> None:
+    def __init__(self, weights: Weights, max_length_tokens: int, kernels: Kernels | None) -> None:
+        """`kernels`: own kernels for what is not a matrix product; torch's operators where there are none."""
+        self._kernels = kernels
         shape = weights.architecture
         self.architecture = shape
         self._embedding = weights.embedding
@@ -54,33 +57,47 @@ class Model:
         self._turns = turns[:, None].to(weights.embedding.device)
         """[max_length, 1, D/2] unit complex numbers"""
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether steps come as tiles."""
+        return self._kernels is not None
+
     def forward(self, inputs: StepInputs, cache: KVCache) -> Tensor:
         """Logits [S, V] in float32 of the sampling rows; their and all other rows' KV is in the cache afterwards."""
         x = embedding(inputs.token_ids, self._embedding)
-        turns = self._turns[inputs.positions]
+        turns = self._turns if self._kernels else self._turns[inputs.positions]
         *layers, last = self._layers
         for index, layer in enumerate(layers):
-            qkv = self._qkv(layer, x, turns)
-            cache.write(index, inputs.kv_rows, qkv[:, self._kv_start :])
+            qkv = self._qkv(layer, x, turns, inputs, cache, index)
             x = self._after_attention(layer, x, self._attend(qkv, inputs, cache, index))
-        qkv = self._qkv(last, x, turns)
         index = len(layers)
-        cache.write(index, inputs.kv_rows, qkv[:, self._kv_start :])
+        qkv = self._qkv(last, x, turns, inputs, cache, index)
         if not inputs.sampled:
             return x.new_empty(0, self.architecture.vocab_size, dtype=torch.float32)
         # Nothing after the last layer's keys and values is needed of a row that does not sample.
         x, q = x[inputs.sample_rows], self._queries(qkv[inputs.sample_rows])
-        attended = torch.cat([
-            attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index)
-            for bucket in inputs.sample_buckets
-        ])  # fmt: skip
+        if self._kernels is not None and inputs.sample_tiles is not None:
+            attended = torch.empty_like(q)
+            self._kernels.attend(
+                q, inputs.sample_tiles, cache.layer(index), cache.block_tokens, cache.num_kv_heads, attended
+            )
+        else:
+            attended = torch.cat([
+                attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index)
+                for bucket in inputs.sample_buckets
+            ])  # fmt: skip
         x = self._after_attention(last, x, attended.view(len(x), -1))
         return self._head(self._norm(x) * self._final_norm).float()
 
-    def _qkv(self, layer: Layer, x: Tensor, turns: Tensor) -> Tensor:
-        """Queries, keys, values [T, (H + 2 G) D] with q and k turned to their positions."""
+    def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
+        """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""
         qkv = layer.qkv(self._norm(x))
         shape = self.architecture
+        if self._kernels is not None:
+            self._kernels.turn_and_store(
+                qkv, turns, inputs.positions, cache.layer(index), inputs.kv_rows, shape.num_heads, shape.num_kv_heads
+            )
+            return qkv
         num_turned = shape.num_heads + shape.num_kv_heads
         turned = qkv[:, : num_turned * shape.head_dim]
         pairs = turned.view(len(x), num_turned, -1, 2)
@@ -88,6 +105,7 @@ class Model:
             torch.view_as_complex(pairs).mul_(turns)
         else:  # complex numbers come in single precision only
             pairs.copy_(torch.view_as_real(torch.view_as_complex(pairs.float()) * turns))
+        cache.write(index, inputs.kv_rows, qkv[:, self._kv_start :])
         return qkv
 
     def _queries(self, qkv: Tensor) -> Tensor:
@@ -96,6 +114,12 @@ class Model:
     def _attend(self, qkv: Tensor, inputs: StepInputs, cache: KVCache, layer: int) -> Tensor:
         """What each row's heads attended to: [T, H D]."""
         q = self._queries(qkv)
+        if self._kernels is not None and inputs.tiles is not None:
+            out = qkv.new_empty(len(qkv), self._q_size)
+            self._kernels.attend(
+                q, inputs.tiles, cache.layer(layer), cache.block_tokens, cache.num_kv_heads, out.view(q.shape)
+            )
+            return out
         keys_values = qkv[:, self._kv_start :].view(len(qkv), 2, cache.num_kv_heads, cache.head_dim)
         parts = []
         for bucket in inputs.singles:
@@ -109,11 +133,16 @@ class Model:
 
     def _after_attention(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         x = layer.attention_out.add_to(x, attended)
-        gate, up = layer.gate_up(self._norm(x)).chunk(2, dim=-1)
+        gate_up = layer.gate_up(self._norm(x))
+        if self._kernels is not None:
+            return layer.down.add_to(x, self._kernels.silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return layer.down.add_to(x, silu(gate).mul_(up))
 
     def _norm(self, x: Tensor) -> Tensor:
         """Rows divided by their root mean square; the weights are in the matrix that follows."""
+        if self._kernels is not None:
+            return self._kernels.norm(x, None, self._epsilon)
         if x.device.type != "cpu":
             return torch.rms_norm(x, (x.shape[-1],), None, self._epsilon)
         # torch takes a CPU's norm apart into eight calls; these four cost half, which a decode step feels.

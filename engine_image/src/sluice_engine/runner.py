@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +22,16 @@ from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
-from sluice_engine.device import choose_device, choose_dtype, describe, free_memory_bytes, usable_cores
+from sluice_engine.device import choose_device, choose_dtype, cpu_flags, describe, free_memory_bytes, usable_cores
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
 from sluice_engine.inputs import StepBuilder
+from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
 from sluice_engine.model import Model
 from sluice_engine.sampler import Sampler
 from sluice_engine.sources import resolve
 from sluice_engine.weights import Tensors, load, open_tensors
+
+log = logging.getLogger(__name__)
 
 
 class TorchRunner:
@@ -38,9 +42,11 @@ class TorchRunner:
         self._cache = cache
         dtype, device = cache.dtype, cache.device
         self._device = device
-        self._builder = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device)
+        shape = model.architecture
+        tile_rows = rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None
+        self._builder = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
-        self._measured = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device)
+        self._measured = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
         self._num_measured = 0
         self._sampler = Sampler()
         self.num_blocks = cache.num_blocks
@@ -65,15 +71,18 @@ class TorchRunner:
         tensors = open_tensors(path)
         architecture = tensors.architecture
         max_length = _max_length(config.model.max_length_tokens, architecture)
+        kernels = _kernels(architecture, dtype, device)
         try:
             with torch.inference_mode():
-                model = Model(load(tensors, dtype, device, progress), max_length)
+                weights = load(tensors, dtype, device, progress)
+                model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
                 num_blocks = _num_blocks(config.cache, architecture, dtype, free_memory_bytes(device))
                 progress(LoadingProgress(stage="warmup"))
                 cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error
-        return cls(model, cache, max_length, f"{_digest(path, tensors)}, {describe(device, dtype)}")
+        path_taken = "own kernels" if isinstance(kernels, Kernels) else "torch alone"
+        return cls(model, cache, max_length, f"{_digest(path, tensors)}, {describe(device, dtype)}, {path_taken}")
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run the batch and sample. The plan is not empty."""
@@ -130,6 +139,21 @@ class TorchRunner:
                 ScheduledRequest(request, self._num_measured, slot, end - num_tokens, num_tokens, samples=True)
             )
         return StepPlan(0, tuple(scheduled), decode_requests, prefill_tokens, context_tokens)
+
+
+def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:
+    """Own kernels where they compute this model on this machine, or why they do not."""
+    reason = None
+    if device.type != "cpu" or dtype is not torch.float32:
+        reason = "they compute in float32 on a CPU"
+    elif any(size % LANES for size in (shape.head_dim, shape.hidden_size, shape.intermediate_size)):
+        reason = f"the model has dimensions that are no multiples of {LANES}"
+    elif shape.head_dim > MAX_HEAD_DIM or shape.num_heads // shape.num_kv_heads > MAX_TILE_QUERIES:
+        reason = "the model's attention heads are too wide or too many for a KV head"
+    if reason is None:
+        return load_kernels(cpu_flags())
+    log.info("kernels: none: %s", reason)
+    return reason
 
 
 def _max_length(wanted: int | None, architecture: Architecture) -> int:

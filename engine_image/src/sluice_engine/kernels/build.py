@@ -1,0 +1,103 @@
+"""Finds the kernels' shared library, or builds it: once a machine, into the user's cache.
+
+Owns where libraries lie and how the compiler is called. A library that came with the package (an image has one where a
+compiler was there when it was built) goes first. As a program, `python build.py DIRECTORY` leaves one there. Only the
+standard library is imported, so that an image can be built before torch is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.c")
+NAME = "kernels-x86-64-v4.so"
+
+# What the source's vectors are: x86-64-v4. Narrower registers would gain little over torch.
+NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "bmi2", "f16c", "fma"})
+_FLAGS = ("-std=gnu11", "-O3", "-march=x86-64-v4", "-Wno-psabi", "-shared", "-fPIC", "-fopenmp")
+_BUILD_LIMIT_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A library, and where it is from."""
+
+    path: Path
+    origin: str
+    """`prebuilt` or `built`."""
+
+
+def find_or_build(cpu_flags: frozenset[str]) -> Found | str:
+    """The library for this machine, or why there is none."""
+    if missing := NEEDED_FLAGS - cpu_flags:
+        return f"the processor lacks {', '.join(sorted(missing))}"
+    if (beside := SOURCE.with_name(NAME)).is_file():
+        return Found(beside, "prebuilt")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return "no C compiler (cc) is installed"
+    try:
+        target = _cache_directory() / _digest(compiler) / NAME
+        if not target.is_file():
+            compile_into(compiler, target)
+    except subprocess.CalledProcessError as error:
+        lines = str(error.stderr).strip().splitlines() or [f"exit status {error.returncode}"]
+        return f"{compiler} failed: {lines[0]}"
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        return f"the kernels could not be built: {error}"
+    return Found(target, "built")
+
+
+def compile_into(compiler: str, target: Path) -> None:
+    """Build the library; whoever builds at the same time, the file is whole once it has its name.
+
+    Raises:
+        subprocess.CalledProcessError: the compiler does not take the source; its words are in `stderr`.
+        subprocess.TimeoutExpired: the compiler does not end.
+        OSError: the directory cannot be written.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made = Path(scratch) / NAME
+        command = [compiler, *_FLAGS, str(SOURCE), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_LIMIT_S)  # noqa: S603
+        made.replace(target)
+
+
+def _cache_directory() -> Path:
+    """Raises RuntimeError for a user without a home."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "sluice" / "kernels"
+
+
+def _digest(compiler: str) -> str:
+    """Differs wherever the library might: by source, options and compiler. The processor's part is the file's name."""
+    told = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_LIMIT_S)  # noqa: S603
+    words = SOURCE.read_bytes() + " ".join(_FLAGS).encode() + told.stdout
+    return hashlib.sha256(words).hexdigest()[:16]
+
+
+def main(directory: str) -> int:
+    """Build into a directory where that can be done; the exit status is 0 either way, for the kernels are optional."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        print("kernels: none: no C compiler (cc) is installed")  # noqa: T201  # a program's answer
+        return 0
+    try:
+        compile_into(compiler, Path(directory) / NAME)
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"kernels: none: {error}: {getattr(error, 'stderr', '')}")  # noqa: T201  # likewise
+    else:
+        print(f"kernels: built into {directory}")  # noqa: T201  # likewise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

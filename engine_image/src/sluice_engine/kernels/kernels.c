@@ -1,0 +1,340 @@
+/* What a decode step spends its time on beside large matrix products, in float32, on any number of OpenMP threads.
+ *
+ * Plain C with a plain C ABI: `library.py` calls it through ctypes with the addresses of torch's tensors, so it builds
+ * in seconds, without torch's headers, and outlives torch's versions. Vectors are GCC's and clang's own 16 floats,
+ * one register of AVX-512: `build.py` says for which processors. Letters as in attention.py: G KV heads, D head dimension.
+ * Every width is a multiple of 16; the caller sees to that. Nothing here allocates but scratch of a call's own.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LANES 16
+#define INLINE static inline __attribute__((always_inline))
+#define SHUFFLE __builtin_shufflevector
+
+typedef float vec __attribute__((vector_size(64)));
+typedef int32_t ints __attribute__((vector_size(64)));
+typedef float loose __attribute__((vector_size(64), aligned(4), may_alias)); /* in memory: aligned as torch has it */
+
+INLINE vec load(const float *from) { return *(const loose *)from; }
+INLINE void store(float *to, vec value) { *(loose *)to = value; }
+INLINE vec all(float value) { return value - (vec){0}; }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+INLINE float sum(vec v)
+{
+    v += SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v[0] + v[1];
+}
+
+INLINE float most(vec v)
+{
+    v = larger(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return v[0] > v[1] ? v[0] : v[1];
+}
+
+/* The sums of 16 vectors, in order: folding pairs into one vector takes a third of what 16 single sums would. */
+INLINE vec sums(vec v[LANES])
+{
+    for (int i = 0; i < 8; i++)
+        v[i] = SHUFFLE(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               SHUFFLE(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; i++)
+        v[i] = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int i = 0; i < 2; i++)
+        v[i] = SHUFFLE(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               SHUFFLE(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return SHUFFLE(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           SHUFFLE(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+/* e^x to about one unit in the last place; exactly 0 where the true value is no normal float, -inf included. */
+INLINE vec exponential(vec x)
+{
+    const vec least = all(-87.3f), greatest = all(88.0f), magic = all(12582912.0f); /* 1.5 × 2^23 rounds to integers */
+    ints kept = x > least;
+    x = choose(kept, x, least);
+    x = choose(x < greatest, x, greatest);
+    vec k = (x * 1.44269504f + magic) - magic;
+    vec f = x - k * 0.693359375f + k * 2.12194440e-4f; /* ln 2 in two parts, the first exact in few bits */
+    vec p = all(1.9875691500e-4f);
+    p = p * f + 1.3981999507e-3f;
+    p = p * f + 8.3334519073e-3f;
+    p = p * f + 4.1665795894e-2f;
+    p = p * f + 1.6666665459e-1f;
+    p = p * f + 5.0000001201e-1f;
+    p = p * f * f + f + 1.0f;
+    ints power = (__builtin_convertvector(k, ints) + 127) << 23;
+    return (vec)((ints)(p * (vec)power) & kept);
+}
+
+/* ---- Attention over the paged cache ---- */
+
+#define TOKENS 64  /* keys that are scored before their values are summed: both stay in the first-level cache */
+#define QUERIES 32 /* at most, of one tile: rows × heads that share a KV head */
+#define WIDEST 256 /* head dimension */
+
+typedef struct {
+    const float *q;        /* rows of `q_stride` floats, heads first */
+    int64_t q_stride;
+    const float *layer;    /* [blocks, block_tokens, 2, G, D] */
+    const int64_t *tables; /* block ids, rows of `table_width` */
+    const int64_t *tiles;  /* [num_tiles, 4]: first row, rows, tokens that the first row attends to, row of the table */
+    int64_t table_width, block_tokens, heads, kv_heads, dimension;
+    float scale;
+} Attention;
+
+typedef struct {
+    float sum[QUERIES][WIDEST]; /* of the values, weighed relative to the highest score so far */
+    float highest[QUERIES], weight[QUERIES];
+} Softmax;
+
+INLINE void scores_of(float *out, const float *q, const float *const keys[], int tokens, float scale, int dimension)
+{
+    for (int first = 0; first < tokens; first += LANES) {
+        vec product[LANES];
+        for (int t = 0; t < LANES; t++) {
+            vec part = load(q) * load(keys[first + t]);
+            for (int d = LANES; d < dimension; d += LANES) part += load(q + d) * load(keys[first + t] + d);
+            product[t] = part;
+        }
+        store(out + first, sums(product) * scale);
+    }
+}
+
+/* Not inlined: a dozen copies of it would take the compiler half a minute. */
+static __attribute__((noinline)) void scores(float *out, const float *q, const float *const keys[], int tokens,
+                                             float scale, int dimension)
+{
+    if (dimension == 64) /* constants, so that the query stays in registers */
+        scores_of(out, q, keys, tokens, scale, 64);
+    else if (dimension == 128)
+        scores_of(out, q, keys, tokens, scale, 128);
+    else
+        scores_of(out, q, keys, tokens, scale, dimension);
+}
+
+/* Add tokens to several queries' sums at once, so that a value that was loaded serves all of them. */
+INLINE void add_values(float *const sum_of[], const float weights[][TOKENS], const float rescale[], int queries,
+                       const float *const values[], int tokens, int dimension)
+{
+    for (int from = 0; from < dimension; from += 4 * LANES) {
+        int parts = (dimension - from) / LANES < 4 ? (dimension - from) / LANES : 4;
+        vec kept[4][4];
+        for (int j = 0; j < queries; j++)
+            for (int d = 0; d < parts; d++) kept[j][d] = load(sum_of[j] + from + d * LANES) * rescale[j];
+        for (int t = 0; t < tokens; t++)
+            for (int d = 0; d < parts; d++) {
+                vec value = load(values[t] + from + d * LANES);
+                for (int j = 0; j < queries; j++) kept[j][d] += weights[j][t] * value;
+            }
+        for (int j = 0; j < queries; j++)
+            for (int d = 0; d < parts; d++) store(sum_of[j] + from + d * LANES, kept[j][d]);
+    }
+}
+
+/* Up to four queries over up to TOKENS tokens; `visible[j]` of them are not in query j's future. */
+INLINE void attend_some(const float *const q[], Softmax *s, int first, int queries, const int visible[],
+                        const float *const keys[], const float *const values[], int dimension, float scale)
+{
+    float weights[4][TOKENS], rescale[4], *sum_of[4];
+    int longest = 0;
+    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int j = 0; j < queries; j++) longest = visible[j] > longest ? visible[j] : longest;
+    longest = (longest + LANES - 1) / LANES * LANES;
+    for (int j = 0; j < queries; j++) {
+        vec highest = all(s->highest[first + j]), total = all(0);
+        scores(weights[j], q[j], keys, longest, scale, dimension);
+        for (int t = 0; t < longest; t += LANES) {
+            vec score = choose(lane < visible[j] - t, load(weights[j] + t), all(-__builtin_inff()));
+            store(weights[j] + t, score);
+            highest = larger(highest, score);
+        }
+        float peak = most(highest);
+        peak = peak > -3e38f ? peak : -3e38f; /* a query that sees none of these tokens: -inf minus -inf is no number */
+        rescale[j] = exponential(all(s->highest[first + j] - peak))[0];
+        for (int t = 0; t < longest; t += LANES) {
+            vec weight = exponential(load(weights[j] + t) - peak);
+            store(weights[j] + t, weight);
+            total += weight;
+        }
+        s->highest[first + j] = peak;
+        s->weight[first + j] = s->weight[first + j] * rescale[j] + sum(total);
+        sum_of[j] = s->sum[first + j];
+    }
+    add_values(sum_of, (const float(*)[TOKENS])weights, rescale, queries, values, longest, dimension);
+}
+
+/* One tile's queries of one KV head over the tokens [from, to). */
+INLINE void attend_tokens(const Attention *a, const int64_t *tile, int64_t head, int64_t from, int64_t to, Softmax *s,
+                          int dimension)
+{
+    int group = (int)(a->heads / a->kv_heads), queries = (int)tile[1] * group;
+    const int64_t *table = a->tables + tile[3] * a->table_width;
+    int64_t width = 2 * a->kv_heads * dimension, size = a->block_tokens;
+    for (int j = 0; j < queries; j++) {
+        s->highest[j] = -__builtin_inff();
+        s->weight[j] = 0;
+        memset(s->sum[j], 0, sizeof(float) * (size_t)dimension);
+    }
+    for (int64_t base = from; base < to; base += TOKENS) {
+        const float *keys[TOKENS], *values[TOKENS];
+        for (int t = 0; t < TOKENS; t++) {
+            int64_t at = base + t < to ? base + t : to - 1; /* beyond the end: any token, weighed with 0 */
+            keys[t] = a->layer + (table[at / size] * size + at % size) * width + head * dimension;
+            values[t] = keys[t] + a->kv_heads * dimension;
+        }
+        for (int first = 0; first < queries;) {
+            const float *q[4];
+            int visible[4], some = queries - first < 4 ? queries - first : 4;
+            if (group == 3 && some == 4) some = 3;
+            for (int j = 0; j < some; j++) {
+                int row = (first + j) / group;
+                int64_t end = tile[2] + row < to ? tile[2] + row : to, left = end - base;
+                q[j] = a->q + (tile[0] + row) * a->q_stride + (head * group + (first + j) % group) * dimension;
+                visible[j] = left < 0 ? 0 : left < TOKENS ? (int)left : TOKENS;
+            }
+            switch (some) { /* constants, so that sums stay in registers */
+            case 1: attend_some(q, s, first, 1, visible, keys, values, dimension, a->scale); break;
+            case 2: attend_some(q, s, first, 2, visible, keys, values, dimension, a->scale); break;
+            case 3: attend_some(q, s, first, 3, visible, keys, values, dimension, a->scale); break;
+            default: attend_some(q, s, first, 4, visible, keys, values, dimension, a->scale);
+            }
+            first += some;
+        }
+    }
+}
+
+/* Results of several shares of the context become one. */
+static void merge(Softmax *into, const Softmax *other, int queries, int dimension)
+{
+    for (int j = 0; j < queries; j++) {
+        float peak = into->highest[j] > other->highest[j] ? into->highest[j] : other->highest[j];
+        float mine = exponential(all(into->highest[j] - peak))[0], theirs = exponential(all(other->highest[j] - peak))[0];
+        for (int d = 0; d < dimension; d++) into->sum[j][d] = into->sum[j][d] * mine + other->sum[j][d] * theirs;
+        into->weight[j] = into->weight[j] * mine + other->weight[j] * theirs;
+        into->highest[j] = peak;
+    }
+}
+
+static void attend_task(const Attention *a, const int64_t *tile, int64_t head, int64_t from, int64_t to, Softmax *s)
+{
+    if (a->dimension == 64)
+        attend_tokens(a, tile, head, from, to, s, 64);
+    else if (a->dimension == 128)
+        attend_tokens(a, tile, head, from, to, s, 128);
+    else
+        attend_tokens(a, tile, head, from, to, s, (int)a->dimension);
+}
+
+static void write_out(const Attention *a, const int64_t *tile, int64_t head, const Softmax *s, float *out)
+{
+    int group = (int)(a->heads / a->kv_heads);
+    for (int j = 0; j < tile[1] * group; j++) {
+        float *to = out + ((tile[0] + j / group) * a->heads + head * group + j % group) * a->dimension;
+        float share = 1 / s->weight[j];
+        for (int64_t d = 0; d < a->dimension; d += LANES) store(to + d, load(s->sum[j] + d) * share);
+    }
+}
+
+/* out: [rows, heads, D]. `shares` > 1 splits every context, for batches too small to keep all threads busy.
+ * Returns 0, or 1 when there is no memory for what the shares hold. */
+int sluice_attend(float *out, const float *q, int64_t q_stride, const float *layer, const int64_t *tables,
+                  int64_t table_width, const int64_t *tiles, int64_t num_tiles, int64_t block_tokens, int64_t heads,
+                  int64_t kv_heads, int64_t dimension, float scale, int64_t shares)
+{
+    const Attention a = {q, q_stride, layer, tables, tiles, table_width, block_tokens, heads, kv_heads, dimension, scale};
+    if (shares == 1) {
+#pragma omp parallel for schedule(dynamic, 1)
+        for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
+            Softmax s;
+            const int64_t *tile = tiles + task / kv_heads * 4;
+            attend_task(&a, tile, task % kv_heads, 0, tile[2] + tile[1] - 1, &s);
+            write_out(&a, tile, task % kv_heads, &s, out);
+        }
+        return 0;
+    }
+    Softmax *parts = malloc(sizeof(Softmax) * (size_t)(num_tiles * kv_heads * shares));
+    if (!parts) return 1;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (int64_t task = 0; task < num_tiles * kv_heads * shares; task++) {
+        const int64_t *tile = tiles + task / shares / kv_heads * 4;
+        int64_t tokens = tile[2] + tile[1] - 1, share = task % shares;
+        attend_task(&a, tile, task / shares % kv_heads, tokens * share / shares, tokens * (share + 1) / shares,
+                    parts + task);
+    }
+    for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
+        const int64_t *tile = tiles + task / kv_heads * 4;
+        Softmax *s = parts + task * shares;
+        for (int64_t share = 1; share < shares; share++)
+            merge(s, s + share, (int)(tile[1] * heads / kv_heads), (int)dimension);
+        write_out(&a, tile, task % kv_heads, s, out);
+    }
+    free(parts);
+    return 0;
+}
+
+/* ---- What lies between the products ---- */
+
+#define WORTH_THREADS 16384 /* values below which waking another thread costs more than it saves */
+
+/* Rows over their root mean square; `weight` may be null. */
+void sluice_norm(float *out, const float *x, const float *weight, int64_t rows, int64_t width, float epsilon)
+{
+#pragma omp parallel for if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = x + row * width;
+        float *to = out + row * width;
+        vec squares = all(0);
+        for (int64_t i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
+        float scale = 1 / __builtin_sqrtf(sum(squares) / (float)width + epsilon);
+        if (weight)
+            for (int64_t i = 0; i < width; i += LANES) store(to + i, load(from + i) * scale * load(weight + i));
+        else
+            for (int64_t i = 0; i < width; i += LANES) store(to + i, load(from + i) * scale);
+    }
+}
+
+/* Turn q and k of qkv [rows, (heads + 2 G) D] to their positions, in place, and store k and v in the layer's cache.
+ * `turns`: [positions, D/2] complex numbers. */
+void sluice_turn_and_store(float *qkv, const float *turns, const int64_t *positions, float *layer,
+                           const int64_t *kv_rows, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dimension)
+{
+    int64_t width = (heads + 2 * kv_heads) * dimension, kept = 2 * kv_heads * dimension;
+    const vec sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+#pragma omp parallel for if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *turn = turns + positions[row] * dimension;
+        float *own = qkv + row * width;
+        for (int64_t head = 0; head < heads + kv_heads; head++)
+            for (int64_t d = 0; d < dimension; d += LANES) {
+                float *at = own + head * dimension + d;
+                vec value = load(at), angle = load(turn + d);
+                vec cosine = SHUFFLE(angle, angle, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
+                vec sine = SHUFFLE(angle, angle, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
+                vec swapped = SHUFFLE(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+                store(at, value * cosine + swapped * sine * sign);
+            }
+        memcpy(layer + kv_rows[row] * kept, own + heads * dimension, sizeof(float) * (size_t)kept);
+    }
+}
+
+/* out [rows, width] = silu(first half) × second half of gate_up [rows, 2 width]. */
+void sluice_silu_mul(float *out, const float *gate_up, int64_t rows, int64_t width)
+{
+#pragma omp parallel for if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *gate = gate_up + row * 2 * width, *up = gate + width;
+        for (int64_t i = 0; i < width; i += LANES) {
+            vec value = load(gate + i);
+            store(out + row * width + i, value / (1 + exponential(-value)) * load(up + i));
+        }
+    }
+}

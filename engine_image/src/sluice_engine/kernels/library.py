@@ -1,0 +1,126 @@
+"""Calls the kernels with tensors: float32 on the CPU, contiguous unless a stride is passed.
+
+Owns the loaded library and the arguments' types; knows nothing of the model or of requests. torch is imported first on
+purpose: its OpenMP runtime is then the one that the library finds, and both share one pool of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sluice_engine.kernels.build import find_or_build
+
+log = logging.getLogger(__name__)
+
+SWITCH = "SLUICE_KERNELS"
+
+# The sources' own limits.
+LANES = 16
+MAX_TILE_QUERIES = 32
+MAX_HEAD_DIM = 256
+
+_TILE_QUERIES = 12
+# Below this many keys a share of a context is not worth a task of its own.
+_SHARE_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Rows that attend to the paged cache, a few consecutive rows of one request at a time."""
+
+    tables: Tensor
+    """[requests, M] block ids; whatever pads them is not read."""
+    rows: Tensor
+    """[N, 4]: first row, number of rows, tokens the first row attends to (each later one: one more), row of tables."""
+    max_tokens: int
+    """Tokens that the longest row attends to."""
+
+
+class Kernels:
+    """The loaded library."""
+
+    def __init__(self, library: ctypes.CDLL, origin: str) -> None:
+        self.origin = origin
+        size, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+        self._attend = library.sluice_attend
+        self._attend.argtypes = [address, address, size, address, address, size, address, *[size] * 5, real, size]
+        self._norm = library.sluice_norm
+        self._norm.argtypes = [address, address, address, size, size, real]
+        self._turn_and_store = library.sluice_turn_and_store
+        self._turn_and_store.argtypes = [*[address] * 5, *[size] * 4]
+        self._silu_mul = library.sluice_silu_mul
+        self._silu_mul.argtypes = [address, address, size, size]
+        for call in (self._norm, self._turn_and_store, self._silu_mul):
+            call.restype = None
+
+    def attend(self, q: Tensor, tiles: Tiles, layer: Tensor, block_tokens: int, kv_heads: int, out: Tensor) -> None:
+        """Rows of q [T, H, D], any row stride → out [T, H, D], for the rows that the tiles name.
+
+        `layer`: one layer's cache [blocks × block_tokens, 2 G D].
+        """
+        _, heads, dimension = q.shape
+        num_tiles = len(tiles.rows)
+        wanted = 2 * torch.get_num_threads()
+        shares = 1
+        if num_tiles * kv_heads < wanted:
+            shares = max(1, min(-(-wanted // (num_tiles * kv_heads)), tiles.max_tokens // _SHARE_TOKENS))
+        failed = self._attend(
+            out.data_ptr(), q.data_ptr(), q.stride(0), layer.data_ptr(), tiles.tables.data_ptr(),
+            tiles.tables.shape[1], tiles.rows.data_ptr(), num_tiles, block_tokens, heads, kv_heads, dimension,
+            dimension**-0.5, shares,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for a split context")
+
+    def norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+        """Rows of x [T, H] over their root mean square, times the weight [H]."""
+        out = torch.empty_like(x)
+        weights = None if weight is None else weight.data_ptr()
+        self._norm(out.data_ptr(), x.data_ptr(), weights, x.shape[0], x.shape[1], epsilon)
+        return out
+
+    def turn_and_store(
+        self, qkv: Tensor, turns: Tensor, positions: Tensor, layer: Tensor, kv_rows: Tensor, heads: int, kv_heads: int
+    ) -> None:
+        """Turn q and k of qkv [T, (H + 2 G) D] in place to their positions, and write k and v to the cache's rows.
+
+        `turns`: [positions, 1, D/2] unit complex numbers.
+        """
+        dimension = qkv.shape[1] // (heads + 2 * kv_heads)
+        self._turn_and_store(
+            qkv.data_ptr(), turns.data_ptr(), positions.data_ptr(), layer.data_ptr(), kv_rows.data_ptr(), len(qkv),
+            heads, kv_heads, dimension,
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[T, 2 F] → silu of the first half times the second, [T, F]."""
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        self._silu_mul(out.data_ptr(), gate_up.data_ptr(), rows, width)
+        return out
+
+
+def rows_per_tile(group: int) -> int:
+    """Consecutive rows that one tile takes, where `group` heads share a KV head."""
+    return max(1, _TILE_QUERIES // group)
+
+
+def load_kernels(cpu_flags: frozenset[str]) -> Kernels | str:
+    """The kernels, or why there are none; logged once."""
+    found = "switched off" if os.environ.get(SWITCH) == "off" else find_or_build(cpu_flags)
+    result: Kernels | str
+    if isinstance(found, str):
+        result = found
+    else:
+        try:
+            result = Kernels(ctypes.CDLL(str(found.path)), found.origin)
+        except (OSError, AttributeError) as error:
+            result = f"{found.path} cannot be loaded: {error}"
+    log.info("kernels: %s", result.origin if isinstance(result, Kernels) else f"none: {result}")
+    return result

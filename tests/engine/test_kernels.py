@@ -1,0 +1,206 @@
+"""Own kernels say what torch says; a machine that cannot have them computes without."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.reference import Reference, greedy, load_runner, outputs, run
+from sluice_engine.attention import plain
+from sluice_engine.config import ModelSource
+from sluice_engine.device import cpu_flags
+from sluice_engine.kernels.build import NAME, NEEDED_FLAGS, SOURCE, find_or_build
+from sluice_engine.kernels.build import main as build_into
+from sluice_engine.kernels.library import SWITCH, Kernels, Tiles, load_kernels, rows_per_tile
+from tiny_model import make_tiny_llama
+
+needs_kernels = pytest.mark.skipif(
+    isinstance(load_kernels(cpu_flags()), str), reason="no kernels here: another processor, or no compiler"
+)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    loaded = load_kernels(cpu_flags())
+    assert isinstance(loaded, Kernels)
+    return loaded
+
+
+@needs_kernels
+@settings(max_examples=60)
+@given(
+    shares=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 20)), min_size=1, max_size=20),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 4, 8]),
+    head_dim=st.sampled_from([32, 48, 64, 128]),
+    block_tokens=st.sampled_from([1, 8, 16, 24]),
+    seed=st.integers(0, 99),
+)
+def test_attention_in_place_equals_plain_attention(
+    kernels: Kernels,
+    shares: list[tuple[int, int]],
+    kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_tokens: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> Tensor:
+        values: Tensor = torch.randn(shape, generator=generator)
+        return values
+
+    ends = [start + num_rows for start, num_rows in shares]
+    widths = [-(-end // block_tokens) for end in ends]
+    free = torch.randperm(sum(widths) + 1, generator=generator)
+    tables = torch.zeros(len(shares), max(widths), dtype=torch.int64)
+    # What nobody wrote must not matter.
+    layer = torch.full((len(free) * block_tokens, 2 * kv_heads * head_dim), 1e4)
+    q = random(sum(rows for _, rows in shares), (kv_heads * group + 1) * head_dim)
+    queries = q[:, : kv_heads * group * head_dim].view(len(q), -1, head_dim)  # rows with a stride, as in qkv
+    per_tile = rows_per_tile(group)
+    tiles, expected, first = [], [], 0
+    for index, (start, num_rows) in enumerate(shares):
+        tables[index, : widths[index]], free = free[: widths[index]], free[widths[index] :]
+        keys_values = random(ends[index], 2 * kv_heads * head_dim)
+        at = torch.arange(ends[index])
+        layer[tables[index][at // block_tokens] * block_tokens + at % block_tokens] = keys_values
+        keys, values = keys_values.view(-1, 2, kv_heads, head_dim).unbind(1)
+        expected.append(plain(queries[first : first + num_rows], keys, values, start))
+        tiles += [(first + i, min(per_tile, num_rows - i), start + i + 1, index) for i in range(0, num_rows, per_tile)]
+        first += num_rows
+    out = torch.full(queries.shape, float("nan"))
+    kernels.attend(queries, Tiles(tables, torch.tensor(tiles), max(ends)), layer, block_tokens, kv_heads, out)
+    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+def test_a_long_context_alone_is_split_and_put_together_again(kernels: Kernels) -> None:
+    q, layer = torch.randn(1, 3, 64) * 4, torch.randn(3200, 2 * 64)
+    table = torch.randperm(200)[None]
+    out = torch.empty_like(q)
+    kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, 1, out)
+    keys, values = layer.view(200, 16, 2, 1, 64)[table[0]].view(3200, 2, 1, 64)[:3190].unbind(1)
+    torch.testing.assert_close(out, plain(q, keys, values, 3189), rtol=1e-4, atol=1e-5)
+
+
+@needs_kernels
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 60), width=st.integers(1, 40).map(lambda n: n * 16), scale=st.sampled_from([1e-3, 1.0, 90.0])
+)
+def test_what_lies_between_the_products_equals_torch(kernels: Kernels, rows: int, width: int, scale: float) -> None:
+    x, weight = torch.randn(rows, width) * scale, torch.randn(width)
+    torch.testing.assert_close(kernels.norm(x, weight, 1e-5), torch.rms_norm(x, (width,), weight, 1e-5))
+    torch.testing.assert_close(kernels.norm(x, None, 1e-5), torch.rms_norm(x, (width,), None, 1e-5))
+    gate_up = torch.randn(rows, 2 * width) * scale
+    gate, up = gate_up.chunk(2, -1)
+    torch.testing.assert_close(kernels.silu_mul(gate_up), silu(gate) * up)
+
+
+@needs_kernels
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 40), heads=st.integers(1, 5), kv_heads=st.integers(1, 3), head_dim=st.sampled_from([16, 64, 96])
+)
+def test_turning_and_storing_equals_torch(
+    kernels: Kernels, rows: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim)
+    angles = torch.rand(100, 1, head_dim // 2) * 6
+    turns = torch.polar(torch.ones_like(angles), angles)
+    positions, kv_rows = torch.randint(0, 100, (rows,)), torch.randperm(200)[:rows]
+    num_turned = heads + kv_heads
+    turned = torch.view_as_complex(qkv.view(rows, -1, head_dim // 2, 2).clone())
+    turned[:, :num_turned] *= turns[positions]
+    expected = torch.view_as_real(turned).reshape(rows, -1)
+    layer = torch.zeros(200, 2 * kv_heads * head_dim)
+    kernels.turn_and_store(qkv, turns, positions, layer, kv_rows, heads, kv_heads)
+    torch.testing.assert_close(qkv, expected)
+    assert torch.equal(layer[kv_rows], qkv[:, heads * head_dim :])
+    assert int(layer.any(-1).sum()) == rows
+
+
+@pytest.mark.parametrize("switch", [pytest.param("", marks=needs_kernels, id="on"), pytest.param("off", id="off")])
+def test_a_model_says_what_transformers_says_with_kernels_and_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    path = make_tiny_llama(tmp_path / "model", seed=5, num_heads=4, num_kv_heads=2)
+    runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20)
+    assert runner.description.endswith("torch alone" if switch else "own kernels")
+    prompts = [[(seed * 31 + i * i) % 256 for i in range(length)] for seed, length in enumerate((1, 2, 17, 90, 40))]
+    requests = [greedy(str(i), prompt) for i, prompt in enumerate(prompts)]
+    scheduler = run(runner, requests, per_request=7, num_blocks=12)
+    assert scheduler.preemptions_total > 0
+    reference = Reference.from_directory(path)
+    for prompt, output in zip(prompts, outputs(requests), strict=True):
+        reference.assert_greedy(prompt, output)
+    assert reference.ties == 0
+
+
+def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert _reason(NEEDED_FLAGS) == "no C compiler (cc) is installed"
+    assert build_into(str(tmp_path)) == 0
+    assert not (tmp_path / NAME).exists()
+
+
+def test_a_compiler_that_fails_is_a_reason_of_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _compiler(tmp_path / "cc", 'test "$1" = --version && exit 0; echo "cc: what is this" >&2; echo more >&2; exit 1')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert _reason(NEEDED_FLAGS) == f"{tmp_path / 'cc'} failed: cc: what is this"
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    _compiler(tmp_path / "cc", "exit 0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "could not be built" in _reason(NEEDED_FLAGS)
+
+
+def test_a_processor_without_the_vectors_is_a_reason() -> None:
+    assert _reason(NEEDED_FLAGS - {"avx512bw"}) == "the processor lacks avx512bw"
+
+
+def test_starts_at_the_same_time_find_a_whole_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _compiler(tmp_path / "cc", 'while [ "$1" != -o ]; do [ $# = 1 ] && exit 0; shift; done; printf whole > "$2"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found: list[object] = []
+    threads = [threading.Thread(target=lambda: found.append(_content(NEEDED_FLAGS))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == ["whole"] * 4
+
+
+def _content(flags: frozenset[str]) -> str:
+    found = find_or_build(flags)
+    return found if isinstance(found, str) else found.path.read_text()
+
+
+def _reason(flags: frozenset[str]) -> str:
+    assert not SOURCE.with_name(NAME).exists(), "a prebuilt library lies in the source tree"
+    found = find_or_build(flags)
+    assert isinstance(found, str)
+    return found
+
+
+def _compiler(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
