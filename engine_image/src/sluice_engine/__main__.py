@@ -38,9 +38,9 @@ from sluice_engine.socket_file import bound_with_mode, claim
 log = logging.getLogger("sluice_engine")
 
 # The gate has drained before SIGTERM comes; what is left gets its error event within this.
+SHUTDOWN_S = 2.0
 # Twice what the gate lets through: a header is refused there, in its words.
 MAX_HEADER_BYTES = 32_768
-SHUTDOWN_S = 2.0
 
 # Turns that OpenMP's threads spin for more work, some 100 ns each, before they sleep. libgomp's own 300,000 outlast the
 # pause between steps many times over, so that idle threads would hold cores that this process's streams, the gate and
