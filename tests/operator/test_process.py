@@ -16,11 +16,11 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_engine import codec
+from sluice_engine.logs import JSONFormatter
 from sluice_operator import config
 from sluice_operator.errors import InvalidSettings
 from sluice_operator.gates import GateClient, decode_state
 from sluice_operator.health import Health, application
-from sluice_operator.logs import JsonFormatter
 from sluice_operator.metrics import Metrics
 
 IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_GATE_IMAGE": "gate:1"}
@@ -91,12 +91,15 @@ async def test_readiness_waits_for_the_first_list() -> None:
 
 
 def test_a_log_line_is_one_json_document() -> None:
-    record = logging.makeLogRecord({"msg": "applied", "levelname": "INFO", "name": "x", "object": "Service/chat"})
+    record = logging.makeLogRecord(
+        {"msg": "applied", "levelname": "INFO", "name": "x", "object": "Service/chat", "_library": 1}
+    )
 
-    line = json.loads(JsonFormatter().format(record))
+    line = json.loads(JSONFormatter().format(record))
 
     assert line["message"] == "applied"
     assert line["object"] == "Service/chat"
+    assert "_library" not in line
 
 
 STATE = codec.to_json(scene.gate_state()).encode()

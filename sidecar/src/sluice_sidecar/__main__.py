@@ -26,7 +26,7 @@ from aiohttp import web
 from sluice_engine import codec
 from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
-from sluice_sidecar import logs
+from sluice_engine.logs import log_to_stderr
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.listener import GateServer, bind
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _CODES.get(error.errno or 0) if isinstance(error, OSError) else None
         sys.stderr.write(f"{code or 'sluice_sidecar'}: {_one_line(error)}\n")
         return USAGE_ERROR
-    logs.configure()
+    log_to_stderr()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(config, live, *sockets))
 
