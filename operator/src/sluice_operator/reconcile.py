@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 
@@ -21,6 +21,7 @@ from sluice_operator import plan as plans
 from sluice_operator import pods, status
 from sluice_operator import spec as specs
 from sluice_operator.changes import REFUSED_HINT, name_taken, transitions
+from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
 from sluice_operator.figures import worth_writing
@@ -29,7 +30,6 @@ from sluice_operator.plan import Applied, Key, Observed, Plan
 from sluice_operator.pod_template import Object
 from sluice_operator.pods import Failure
 from sluice_operator.render import objects
-from sluice_sidecar.state import GateState
 
 log = logging.getLogger(__name__)
 
@@ -40,42 +40,6 @@ _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 _OBSTACLE_S = 15.0
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
 _TEMPORARY = frozenset({401, 408, 409, 429})
-
-
-class Cluster(Protocol):
-    """What the reconciler needs of the API server; `kube.Kube` is it."""
-
-    async def observe(self, namespace: str, name: str) -> Observed:
-        """Everything that belongs to one service."""
-        ...
-
-    async def read(self, kind: str, namespace: str, name: str) -> Object | None:
-        """One object, or None."""
-        ...
-
-    async def apply(self, item: Object) -> Object:
-        """Apply an object; returns it as the server has it then."""
-        ...
-
-    async def apply_status(self, body: Object, status: Mapping[str, Any]) -> None:
-        """Apply the status of an InferenceService."""
-        ...
-
-    async def delete(self, found: Key, namespace: str) -> None:
-        """Delete an object."""
-        ...
-
-    async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
-        """Post an event about an InferenceService."""
-        ...
-
-
-class Gates(Protocol):
-    """What the reconciler needs of the pods; `gates.GateClient` is it."""
-
-    async def states(self, addresses: Mapping[str, str]) -> dict[str, GateState]:
-        """The states of those pods that answer."""
-        ...
 
 
 @dataclass(slots=True, kw_only=True)
