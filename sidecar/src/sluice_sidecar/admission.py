@@ -1,8 +1,8 @@
 """The decision: who is let in now, who waits a moment at the door, and who is told when to come back.
 
 Owns the queue at the door and the words of a refusal; whether there is room is `room`'s to say. One call decides and
-reserves, so nothing can slip in between. Pure: the clock comes in with each call, randomness as an argument; the
-simulator runs this very class.
+reserves, so nothing can slip in between. Pure: the clock comes in with each call, randomness as an argument; a
+simulator can run this very class.
 Start reading at `Admission.enter`.
 """
 
