@@ -97,6 +97,7 @@ class ScriptedEngine:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/steps", self._steps)
         app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
@@ -133,6 +134,9 @@ class ScriptedEngine:
 
     async def _steps(self, request: web.Request) -> web.Response:
         return web.json_response({"steps": [], "last": request.query.get("last")})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        return web.json_response({"id": request.match_info["name"], "object": "model"})
 
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny", "object": "model"}]})

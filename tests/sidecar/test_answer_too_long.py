@@ -16,7 +16,8 @@ HUGE = 10**4299
 async def test_an_answer_that_could_never_fit_is_refused_by_its_own_name(
     gate: RunningGate, field: str, wanted: int
 ) -> None:
-    async with gate.post(**{field: wanted}) as response:
+    body: dict[str, Any] = {field: wanted}
+    async with gate.post(**body) as response:
         error = (await response.json())["error"]
 
     assert response.status == 400

@@ -437,6 +437,8 @@ async def test_the_engines_own_overload_is_answered_in_our_words(
 async def test_models_come_from_the_engine(gate: RunningGate) -> None:
     async with gate.client.get(f"{gate.url}/v1/models") as response:
         assert (await response.json())["data"][0]["id"] == "tiny"
+    async with gate.client.get(f"{gate.url}/v1/models/some%2Fname") as response:
+        assert (await response.json())["id"] == "some/name", "the name reaches the engine as it was written"
 
 
 async def _raw(gate: RunningGate, data: bytes) -> bytes:

@@ -92,6 +92,7 @@ class EngineServer:
                 web.post("/v1/completions", self.completions),
                 web.post("/tokenize", self.tokenize),
                 web.get("/v1/models", self.models),
+                web.get("/v1/models/{name:.+}", self.model),
                 web.get("/health", self.health),
                 web.get("/metrics", self.metrics),
                 web.get("/state", self.state),
@@ -215,15 +216,22 @@ class EngineServer:
 
     async def models(self, _http: web.Request) -> web.StreamResponse:
         """`/v1/models`: the one model."""
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, http: web.Request) -> web.StreamResponse:
+        """`/v1/models/NAME`: the one model, by its name."""
+        self._check_model(http.match_info["name"])
+        return _json(self._model())
+
+    def _model(self) -> dict[str, object]:
         engine = self._service.loaded()
-        model = {
+        return {
             "id": self._identity.served_name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "sluice",
             "max_model_len": engine.max_length_tokens,
         }
-        return _json({"object": "list", "data": [model]})
 
     async def health(self, _http: web.Request) -> web.StreamResponse:
         """`/health`: 200 when requests are taken."""

@@ -101,10 +101,11 @@ class Gate:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return await self._generate(request, route)
-        if request.path in {"/livez", "/readyz", "/v1/models"}:
+        is_models = request.path == "/v1/models" or request.path.startswith("/v1/models/")
+        if is_models or request.path in {"/livez", "/readyz"}:
             if request.method not in _READ:
                 return _not_allowed(request, "GET, HEAD")
-            if request.path == "/v1/models":
+            if is_models:
                 return await self._models(request)
             problem = self.not_ready() if request.path == "/readyz" else None
             return plain(problem)
@@ -212,7 +213,7 @@ class Gate:
         if (refusal := self._unavailable()) is not None:
             return answer(refusal)
         try:
-            async with asyncio.timeout(5), self.engine.request("GET", "/v1/models") as upstream:
+            async with asyncio.timeout(5), self.engine.request("GET", request.raw_path) as upstream:
                 body = await upstream.read()
                 return web.Response(
                     status=upstream.status, body=body, content_type="application/json", headers={"Server": SERVER}
