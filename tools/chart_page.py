@@ -45,7 +45,7 @@ With `watchNamespaces` the operator gets a Role in each of those namespaces (the
 is cluster-wide then can be left to an administrator: `crds.install=false` and `rbac.aggregate=false`.
 
 A definition that an earlier release kept belongs to that release's name and namespace. Another release adopts it with
-`helm install --take-ownership`, or leaves it alone with `crds.install=false`.
+`helm install --take-ownership` (Helm 3.17 or later), or leaves it alone with `crds.install=false`.
 
 ## Values
 
