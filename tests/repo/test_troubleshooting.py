@@ -19,7 +19,7 @@ LINE = re.compile(CODE.pattern + ": ")
 
 
 def codes(package: str) -> set[str]:
-    """Codes that a program can end with, `CODE: message`: raised, returned, told as a failure, or written out."""
+    """Codes that a program can end with, `CODE: message`: raised, returned, told, tabled, or written out."""
     files = (ROOT / package).rglob("*.py")
     return {code for path in files for code in _codes(ast.parse(path.read_text()))}
 
@@ -34,6 +34,9 @@ def _codes(tree: ast.Module) -> Iterator[str]:
         elif isinstance(node, ast.Call) and any(isinstance(one, ast.Attribute) for one in node.args):
             is_failure = any(isinstance(one, ast.Attribute) and one.attr == "_failed" for one in node.args)
             values = [*node.args] if is_failure else []
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            is_table = any(isinstance(one, ast.Name) and "CODES" in one.id for one in node.targets)
+            values = [*node.value.values] if is_table else []
         elif isinstance(node, ast.FunctionDef):
             arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
             values = [default for one, default in zip(arguments, node.args.defaults, strict=True) if one.arg == "code"]
@@ -67,11 +70,19 @@ def test_troubleshooting_explains_the_reason(reason: str) -> None:
 
 def test_the_codes_of_the_programs_are_found() -> None:
     assert {"ModelMissing", "ModelCorrupt", "SocketInUse", "SocketUnavailable", "OutOfMemory"} <= LAST_WORDS
+    assert {"PortInUse", "DiskFull"} <= LAST_WORDS, "the gate's"
 
 
 @pytest.mark.parametrize("code", sorted(LAST_WORDS))
 def test_the_status_hints_at_a_way_out_of_each_end_of_a_program(code: str) -> None:
     assert code in pods.HINTS
+
+
+@pytest.mark.parametrize("reason", sorted(set(pods.HINTS) - LAST_WORDS))
+def test_a_hint_is_for_what_somebody_reports(reason: str) -> None:
+    text = "".join(path.read_text() for path in OPERATOR.glob("*.py"))
+
+    assert text.count(f'"{reason}"') > 1, "beside its own line in HINTS"
 
 
 def test_the_page_tells_of_no_failure_that_nobody_reports() -> None:

@@ -41,6 +41,7 @@ HINTS = {
     "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
     "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
+    "DiskFull": "Free space on the node or on the volume that the message names.",
     "SocketInUse": "Delete the pod. If it comes back, look for what podTemplate runs beside the engine.",
     "SocketUnavailable": "Delete the pod. If it comes back, look at the node: /run/sluice lies in its memory.",
     "PortInUse": "Look for something in the pod that listens on 8080 or 9090; the gate needs both.",
