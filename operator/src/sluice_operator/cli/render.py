@@ -11,7 +11,6 @@ import yaml
 from sluice_operator import manifest
 from sluice_operator.pod_template import Images, Object
 from sluice_operator.render import objects
-from sluice_operator.spec import parse
 
 _VERSION = importlib.metadata.version("sluice-operator")
 
@@ -35,12 +34,19 @@ _VERSION = importlib.metadata.version("sluice-operator")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
 def render(file: str, namespace: str, engine_image: str, gate_image: str, *, as_json: bool) -> int:
-    """Print what the operator would apply for the InferenceServices in FILE ("-": standard input)."""
+    """Print the objects that the operator would apply.
+
+    FILE holds InferenceServices; "-" is standard input.
+
+    Exit codes: 0 printed; 2 wrong usage, or a file or rule that is broken.
+    """
+    if not manifest.is_namespace(namespace):
+        problem = f"{namespace!r} is no namespace: lower case letters, digits and '-', at most 63"
+        raise click.BadParameter(problem, param_hint="--namespace")
     images = Images(engine=engine_image, gate=gate_image)
     rendered: list[Object] = []
-    for body in manifest.read_file(file):
-        metadata = {"namespace": namespace, **body["metadata"]}
-        rendered += objects(parse({**body, "metadata": metadata}), images)
+    for spec in manifest.read_specs(file, namespace=namespace):
+        rendered += objects(spec, images)
     if as_json:
         click.echo(json.dumps(rendered, indent=2))
     else:

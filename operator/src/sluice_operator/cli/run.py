@@ -11,7 +11,7 @@ import click
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.local import LocalPod
-from sluice_operator.spec import ServiceSpec, parse
+from sluice_operator.spec import ServiceSpec
 
 
 @click.command()
@@ -26,10 +26,10 @@ def run(file: str, port: int, *, as_json: bool) -> int:
     The engine and the gate get the very files that they would get in a pod. Ctrl-C lets open streams end, for at most
     rollout.drainTimeout; a second one ends at once.
     """
-    bodies = manifest.read_file(file)
-    if len(bodies) > 1:
-        raise InvalidManifest(file, [f"holds {len(bodies)} InferenceServices: one can be run at a time"])
-    return asyncio.run(_serve(parse(bodies[0]), port, as_json=as_json))
+    specs = manifest.read_specs(file)
+    if len(specs) > 1:
+        raise InvalidManifest(file, [f"holds {len(specs)} InferenceServices: one can be run at a time"])
+    return asyncio.run(_serve(specs[0], port, as_json=as_json))
 
 
 async def _serve(spec: ServiceSpec, port: int, *, as_json: bool) -> int:
