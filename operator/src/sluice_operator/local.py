@@ -43,9 +43,10 @@ class LocalPod:
     `async with LocalPod(spec) as pod: await pod.wait_ready()`; then `pod.url` takes requests.
     """
 
-    def __init__(self, spec: ServiceSpec, *, port: int = 0, cache_dir: Path | None = None) -> None:
+    def __init__(self, spec: ServiceSpec, *, port: int = 0, admin_port: int = 0, cache_dir: Path | None = None) -> None:
         self.spec = spec
         self._port = port
+        self._admin_port = admin_port
         self._cache_dir = cache_dir or _user_cache()
         self._folder = Path()
         self._paths = Paths()
@@ -56,9 +57,16 @@ class LocalPod:
         """Where requests go, once `wait_ready` has returned."""
 
     async def __aenter__(self) -> Self:
-        """Start both programs."""
+        """Start both programs.
+
+        Raises:
+            PodFailed: this machine has no room for their files, or does not run them.
+        """
         try:
             await self._start()
+        except OSError as error:
+            await self.stop(drain=False)
+            raise PodFailed(f"cannot start: {error}") from error
         except BaseException:
             await self.stop(drain=False)
             raise
@@ -152,8 +160,10 @@ class LocalPod:
     async def _start(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-", dir=_short_temporary_folder()))
         folders = {name: self._folder / name for name in ("run", "config", "live")}
-        for folder in (*folders.values(), self._cache_dir):
-            folder.mkdir(parents=True, exist_ok=True)
+        for folder in folders.values():
+            folder.mkdir()
+        with contextlib.suppress(OSError):  # then step times are measured anew each time, which the engine's log says
+            self._cache_dir.mkdir(parents=True, exist_ok=True)
         self._paths = Paths(
             run_dir=str(folders["run"]),
             config_dir=str(folders["config"]),
@@ -164,7 +174,7 @@ class LocalPod:
         contents = files(self.spec, self._paths)
         # No endpoints have to forget a local gate.
         gate = dataclasses.replace(
-            contents.gate, host="127.0.0.1", port=self._port, admin_port=0, endpoint_propagation_us=0
+            contents.gate, host="127.0.0.1", port=self._port, admin_port=self._admin_port, endpoint_propagation_us=0
         )
         (folders["config"] / "engine.json").write_text(codec.to_json(contents.engine), encoding="utf-8")
         (folders["config"] / "gate.json").write_text(codec.to_json(gate), encoding="utf-8")
@@ -200,8 +210,12 @@ class LocalPod:
 
     def _require_running(self) -> None:
         for program, process in self._processes.items():
-            if process.returncode is not None:
-                raise PodFailed(f"the {program} ended (exit code {process.returncode}): {self._last_words(program)}")
+            if process.returncode is None:
+                continue
+            if process.returncode < 0:
+                # It had no time for last words.
+                raise PodFailed(f"the {program} was killed by {_signal(-process.returncode)}")
+            raise PodFailed(f"the {program} ended (exit code {process.returncode}): {self._last_words(program)}")
 
     def _last_words(self, program: str) -> str:
         if program == "engine":
@@ -214,7 +228,7 @@ class LocalPod:
         with contextlib.suppress(OSError):
             lines = self.log_path(program).read_text(encoding="utf-8", errors="replace").strip().splitlines()
             if lines:
-                return lines[-1]
+                return _told(lines[-1])
         return "it said nothing"
 
     async def _drain(self) -> None:
@@ -237,10 +251,29 @@ class LocalPod:
             await asyncio.wait_for(process.wait(), _END_S)
 
 
+def _told(line: str) -> str:
+    """What a line of a log says to a person: of a JSON line its message, and the error that it names."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(record, dict) or not isinstance(record.get("message"), str):
+        return line
+    error = record.get("error") or str(record.get("exception") or "").strip().rpartition("\n")[2]
+    return f"{record['message']}: {error}" if error else record["message"]
+
+
+def _signal(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
 def _user_cache() -> Path:
     """Where measured step times are kept between local runs."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "sluice" / "step-times"
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # fails for no user
+    return Path(root) / "sluice" / "step-times"
 
 
 def _short_temporary_folder() -> str | None:

@@ -3,36 +3,82 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import signal
+import socket
+from collections.abc import Mapping
 
 import click
 
 from sluice_operator import manifest
-from sluice_operator.errors import InvalidManifest
+from sluice_operator.errors import InvalidManifest, InvalidSettings
 from sluice_operator.local import LocalPod
 from sluice_operator.spec import ServiceSpec
+
+_HOST = "127.0.0.1"
 
 
 @click.command()
 @click.argument("file", metavar="FILE")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, help="Where to listen on 127.0.0.1. 0: any free port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="any free port",
+    help="Where requests go, on 127.0.0.1.",
+)
+@click.option(
+    "--admin-port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    show_default="any free port",
+    help="Where /state and /metrics are, on 127.0.0.1.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document once it is ready, instead of sentences.")
-def run(file: str, port: int, *, as_json: bool) -> int:
-    """Serve the InferenceService in FILE with local processes until Ctrl-C.
+def run(file: str, port: int, admin_port: int, *, as_json: bool) -> int:
+    """Serve a manifest on this machine until Ctrl-C.
 
-    The engine and the gate get the very files that they would get in a pod. Ctrl-C lets open streams end, for at most
-    rollout.drainTimeout; a second one ends at once.
+    FILE holds one InferenceService; "-" is standard input. The engine and the gate are local processes that get the
+    very files that they would get in a pod. Ctrl-C lets open streams end, for at most rollout.drainTimeout; a second
+    one ends at once.
+
+    Exit codes: 0 stopped after it served; 1 it failed, or was stopped before it was ready; 2 wrong usage, a file or
+    rule that is broken, or a port in use.
     """
     specs = manifest.read_specs(file)
     if len(specs) > 1:
         raise InvalidManifest(file, [f"holds {len(specs)} InferenceServices: one can be run at a time"])
-    return asyncio.run(_serve(specs[0], port, as_json=as_json))
+    _require_free({"--port": port, "--admin-port": admin_port})
+    for variable in specs[0].pod_template.get("engine", {}).get("env", ()):
+        if "value" not in variable:
+            click.echo(f"{specs[0].name}: variable {variable['name']} is not set: its value is in a cluster", err=True)
+    return asyncio.run(_serve(LocalPod(specs[0], port=port, admin_port=admin_port), as_json=as_json))
 
 
-async def _serve(spec: ServiceSpec, port: int, *, as_json: bool) -> int:
+def _require_free(ports: Mapping[str, int]) -> None:
+    """See that each chosen port can be listened on.
+
+    Raises:
+        InvalidSettings: one cannot.
+    """
+    with contextlib.ExitStack() as opened:
+        for option, port in ports.items():
+            if not port:
+                continue
+            probe = opened.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_HOST, port))
+                probe.listen()
+            except OSError as error:
+                is_taken = error.errno == errno.EADDRINUSE
+                problem = "is in use" if is_taken else f"cannot be listened on ({error.strerror})"
+                raise InvalidSettings(f"port {port} on {_HOST} {problem}: choose another with {option}") from error
+
+
+async def _serve(pod: LocalPod, *, as_json: bool) -> int:
     stopped = asyncio.Event()
     main = asyncio.current_task()
 
@@ -46,10 +92,12 @@ async def _serve(spec: ServiceSpec, port: int, *, as_json: bool) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
     try:
-        async with LocalPod(spec, port=port) as pod:
+        async with pod:
             if not await _until_ready(pod, stopped):
-                return 0
-            await _greet(spec, pod, as_json=as_json)
+                await pod.stop(drain=False)
+                click.echo("stopped before it was ready", err=True)
+                return 1
+            await _greet(pod.spec, pod, as_json=as_json)
             failed = asyncio.create_task(pod.wait_failed())
             waiting = asyncio.create_task(stopped.wait())
             done, _ = await asyncio.wait([failed, waiting], return_when=asyncio.FIRST_COMPLETED)
