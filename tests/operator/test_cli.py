@@ -64,7 +64,7 @@ def test_check_says_no_to_a_chunk_that_breaks_its_own_promise(
     code, out, _ = run(capsys, "check", manifest_file({"scheduling": {"prefillChunkTokens": 8192}}))
 
     assert code == 1
-    assert "chat: the promise cannot be kept" in out
+    assert out.startswith("chat: by the planning profile the promise cannot be kept\n")
     assert "8,192 tokens (is set); such a step takes 317 ms" in out
     assert "the least that would work is 317 ms" in out
 
@@ -88,13 +88,19 @@ def test_check_says_no_when_one_of_several_breaks_its_promise(
     code, out, _ = run(capsys, "check", MINIMAL, bad)
 
     assert code == 1
-    assert "chat: the promise can be kept" in out
-    assert "tight: the promise cannot be kept" in out
+    assert "chat: by the planning profile the promise can be kept" in out
+    assert "tight: by the planning profile the promise cannot be kept" in out
 
 
-def test_check_judges_by_a_measured_table(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, manifest_file: Any
-) -> None:
+def test_check_says_that_the_planning_profile_is_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "check", MINIMAL)
+
+    assert "an assumption, not a measurement of your machine; --table FILE judges by a measured one" in out
+    assert "kept by `sluice run` in ~/.cache/sluice/step-times" in out
+
+
+@pytest.fixture
+def measured_table(tmp_path: Path) -> str:
     table = StepTable(
         decode_axis=(0, 1, 64),
         prefill_axis=(0, 1024, 4096),
@@ -110,13 +116,72 @@ def test_check_judges_by_a_measured_table(
     )
     path = tmp_path / "table.json"
     path.write_text(codec.to_json(table))
+    return str(path)
 
-    code, out, _ = run(capsys, "check", "--table", str(path), "--json", manifest_file({}))
+
+def test_check_judges_by_a_measured_table(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, measured_table: str
+) -> None:
+    file = manifest_file({"slo": {"interTokenLatency": "150ms"}})
+
+    code, out, _ = run(capsys, "check", "--table", measured_table, "--json", file)
 
     (verdict,) = json.loads(out)
     assert verdict["chunk_ceiling_tokens"] == 1350, "(150 − 15) ms at 0.1 ms a token"
     assert verdict["source"] == "measured: a slow machine"
-    assert (code, verdict["feasible"]) == (0, True)
+    assert (code, verdict["feasible"], verdict["is_measured"]) == (0, True, True)
+
+
+def test_a_measured_table_is_no_assumption(capsys: pytest.CaptureFixture[str], measured_table: str) -> None:
+    _, out, _ = run(capsys, "check", "--table", measured_table, MINIMAL)
+
+    assert out.startswith("chat: the promise can be kept\n")
+    assert "assumption" not in out
+
+
+@pytest.mark.parametrize(
+    "text", ["all:\n\ttrue\n", "[]", "{}", "[" * 100_000], ids=["no JSON", "a list", "no field", "deep"]
+)
+def test_a_file_that_is_no_table_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str) -> None:
+    table = tmp_path / "Makefile"
+    table.write_text(text)
+
+    code, out, err = run(capsys, "check", "--table", str(table), MINIMAL)
+
+    assert (code, out) == (2, "")
+    assert err.startswith(f"sluice: {table}: is no step table: ")
+    assert err.count("\n") == 1
+
+
+def test_check_tells_every_problem_of_every_file_and_judges_the_others(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, manifest_file: Any
+) -> None:
+    broken = manifest_file({"replicas": -1, "slo": {"targetPercent": 200}}, name="broken")
+    missing = str(tmp_path / "missing.yaml")
+
+    code, out, err = run(capsys, "check", missing, broken, MINIMAL)
+
+    assert code == 2
+    assert out.startswith("chat: by the planning profile the promise can be kept\n")
+    lines = err.splitlines()
+    assert lines[0] == f"sluice: {missing}: No such file or directory"
+    assert [line.split(": ")[:4] for line in lines[1:]] == [
+        ["sluice", broken, "InferenceService 'broken'", "spec.replicas"],
+        ["sluice", broken, "InferenceService 'broken'", "spec.slo.targetPercent"],
+    ]
+
+
+def test_check_as_json_holds_all(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing.yaml")
+
+    code, out, _ = run(capsys, "check", "--json", missing, MINIMAL)
+
+    refused, verdict = json.loads(out)
+    assert code == 2
+    assert refused == {
+        "file": missing, "where": missing, "problems": ["No such file or directory"], "is_kept": False,
+    }  # fmt: skip
+    assert (verdict["file"], verdict["problems"], verdict["is_kept"]) == (MINIMAL, [], True)
 
 
 @pytest.mark.parametrize("path", sorted(scene.EXAMPLES.glob("invalid-*.yaml")), ids=lambda path: path.stem)
@@ -203,6 +268,22 @@ def test_render_as_json_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _, document, _ = run(capsys, "render", MINIMAL, "--json")
 
     assert json.loads(document) == list(yaml.safe_load_all(text))
+
+
+def test_the_list_of_commands_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--help")
+
+    assert "..." not in out.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("command", ["check", "render", "run"])
+def test_help_tells_the_exit_codes_and_how_to_read_standard_input(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    _, out, _ = run(capsys, command, "--help")
+
+    assert "Exit codes: 0" in out
+    assert '"-" is standard input' in " ".join(out.split())
 
 
 def test_every_command_has_help_and_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ Owns the report. The rules are the CRD's, the derivation is the engine's own.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,9 +16,10 @@ from sluice_engine import codec
 from sluice_engine.core.derive import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
+from sluice_engine.errors import EngineError
 from sluice_operator import manifest
-from sluice_operator.errors import InvalidManifest, InvalidSpec
-from sluice_operator.spec import ServiceSpec, parse
+from sluice_operator.errors import InvalidManifest
+from sluice_operator.spec import ServiceSpec
 
 # What is not known before a model is loaded: as much as never binds, so that only the promise does.
 _UNBOUND_TOKENS = 1 << 22
@@ -32,6 +34,8 @@ class Verdict:
     name: str
     source: str
     """Where the step times come from."""
+    is_measured: bool
+    """Whether an engine measured them; else they are assumed."""
     feasible: bool
     reason: str
     chunk_ceiling_tokens: int
@@ -55,6 +59,14 @@ class Verdict:
         return self.feasible or not self.is_enforced
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A file, or one InferenceService in it, that breaks a rule."""
+
+    where: str
+    problems: tuple[str, ...]
+
+
 @click.command()
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
@@ -62,17 +74,47 @@ class Verdict:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def check(files: tuple[str, ...], table_file: str | None, *, as_json: bool) -> int:
-    """Check manifests against the schema, and their promise against step times.
+    """Check manifests, and whether they can keep their promise.
 
-    Exit code 1: a manifest breaks its own promise. 2: one breaks a rule of the schema.
+    A FILE holds InferenceServices; "-" is standard input. Each is held against the schema, and its promise against
+    step times: those of --table, else those of the planning profile, which is an assumption.
+
+    Exit codes: 0 all fine; 1 a manifest breaks its own promise; 2 wrong usage, or a file or rule that is broken.
     """
     times, source = _times(table_file)
-    verdicts = [judge(parse(body), times, source) for file in files for body in manifest.read_file(file)]
+    found = [(file, one) for file in files for one in _judged(file, times, source)]
+    refused = [one for _, one in found if isinstance(one, Refused)]
+    verdicts = [one for _, one in found if isinstance(one, Verdict)]
     if as_json:
-        click.echo(json.dumps([asdict(one) | {"is_kept": one.is_kept} for one in verdicts], indent=2))
-    else:
+        click.echo(json.dumps([_document(file, one) for file, one in found], indent=2))
+    elif verdicts:
         click.echo("\n\n".join("\n".join(explain(one)) for one in verdicts))
+    for one in refused:
+        for problem in one.problems:
+            click.echo(f"sluice: {' '.join(f'{one.where}: {problem}'.split())}", err=True)
+    if refused:
+        return 2
     return 0 if all(one.is_kept for one in verdicts) else 1
+
+
+def _judged(file: str, times: StepTimes, source: str) -> Iterator[Verdict | Refused]:
+    """One answer for each InferenceService of a file, or one for a file that cannot be read."""
+    try:
+        documents = manifest.documents(file)
+    except InvalidManifest as error:
+        yield Refused(where=error.where, problems=error.problems)
+        return
+    for document in documents:
+        try:
+            yield judge(manifest.read_spec(document, file), times, source)
+        except InvalidManifest as error:
+            yield Refused(where=error.where, problems=error.problems)
+
+
+def _document(file: str, one: Verdict | Refused) -> dict[str, Any]:
+    if isinstance(one, Refused):
+        return {"file": file, "where": one.where, "problems": one.problems, "is_kept": False}
+    return {"file": file, **asdict(one), "problems": (), "is_kept": one.is_kept}
 
 
 def judge(spec: ServiceSpec, times: StepTimes, source: str) -> Verdict:
@@ -106,6 +148,7 @@ def _verdict(  # what it is made of
     return Verdict(
         name=spec.name,
         source=source,
+        is_measured=isinstance(times, StepTable),
         feasible=derived.feasible,
         reason=derived.reason,
         chunk_ceiling_tokens=ceiling,
@@ -124,13 +167,17 @@ def _verdict(  # what it is made of
 def explain(verdict: Verdict) -> list[str]:
     """The verdict in sentences."""
     what = "is set" if verdict.prefill_chunk_tokens != verdict.chunk_ceiling_tokens else "follows from the promise"
-    lines = [f"{verdict.name}: {'the promise can be kept' if verdict.feasible else 'the promise cannot be kept'}"]
+    by = "" if verdict.is_measured else "by the planning profile "
+    lines = [f"{verdict.name}: {by}the promise {'can' if verdict.feasible else 'cannot'} be kept"]
 
     def tell(subject: str, text: str) -> None:
         lines.append(f"  {subject:<14} {text}")
 
     within, prompt = _ms(verdict.inter_token_latency_us), verdict.reference_prompt_tokens
     tell("step times", verdict.source)
+    if not verdict.is_measured:
+        tell("", "an assumption, not a measurement of your machine; --table FILE judges by a measured one,")
+        tell("", "kept by `sluice run` in ~/.cache/sluice/step-times")
     tell("chunk ceiling", f"{verdict.chunk_ceiling_tokens:,} prefill tokens beside a decode within {within}")
     takes = f"such a step takes {_ms(verdict.chunk_step_us)}"
     tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
@@ -151,12 +198,11 @@ def _times(table_file: str | None) -> tuple[StepTimes, str]:
         price = profile.per_prefill_token_ns / 1_000_000
         parts = f"{_ms(profile.fixed_us)} + {_ms(profile.decode_us)} for decodes + {price:g} ms a prefill token"
         return profile, f"planning profile: {parts}"
+    text = manifest.read_text(table_file)
     try:
-        table = codec.from_json(StepTable, Path(table_file).read_text(encoding="utf-8"), "table")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidManifest(table_file, [getattr(error, "strerror", None) or "is not UTF-8 text"]) from error
-    except ValueError as error:
-        raise InvalidSpec(table_file, str(error)) from error
+        table = codec.from_json(StepTable, text, "table")
+    except (EngineError, ValueError, RecursionError) as error:
+        raise InvalidManifest(table_file, [f"is no step table: {error}"]) from error
     return table, f"measured: {table.measured_on or table_file}"
 
 
