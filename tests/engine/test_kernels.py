@@ -7,6 +7,7 @@ import stat
 import threading
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +21,9 @@ from sluice_engine.config import ModelSource
 from sluice_engine.device import cpu_flags
 from sluice_engine.kernels.build import NAME, NEEDED_FLAGS, SOURCE, find_or_build
 from sluice_engine.kernels.build import main as build_into
-from sluice_engine.kernels.library import SWITCH, Kernels, Tiles, load_kernels, rows_per_tile
+from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
+from sluice_engine.sources import resolve
+from sluice_engine.weights import load, open_tensors
 from tiny_model import make_tiny_llama
 
 needs_kernels = pytest.mark.skipif(
@@ -129,6 +132,57 @@ def test_turning_and_storing_equals_torch(
     torch.testing.assert_close(qkv, expected)
     assert torch.equal(layer[kv_rows], qkv[:, heads * head_dim :])
     assert int(layer.any(-1).sum()) == rows
+
+
+@needs_kernels
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 20),
+    in_blocks=st.integers(1, 12),
+    out_fours=st.integers(1, 30),
+    kind=st.sampled_from([Q4_1, Q8_0]),
+    adds=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_product_with_blocks_equals_one_with_what_they_stand_for(
+    kernels: Kernels, *, rows: int, in_blocks: int, out_fours: int, kind: int, adds: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, in_blocks * 32, generator=generator)
+    weight = torch.randn(out_fours * 4, in_blocks * 32, generator=generator)
+    residual = torch.randn(rows, out_fours * 4, generator=generator) if adds else None
+    quantisation = gguf.GGMLQuantizationType(kind)
+    raw = gguf.quants.quantize(weight.numpy(), quantisation)
+    exact = torch.from_numpy(gguf.quants.dequantize(raw, quantisation)).double()
+    expected = x.double() @ exact.T + (0 if residual is None else residual.double())
+    product = kernels.multiply(x, Blocks.from_file(raw, kind), residual)
+    torch.testing.assert_close(product, expected.float(), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_rows_kept_as_blocks_are_those_that_were_dequantised() -> None:
+    """Norms, rotary pairs and merged rows: one token through blocks and 13 through packed weights agree."""
+    tensors = open_tensors(resolve(ModelSource(demo="smollm2-135m")))
+    weights = load(tensors, torch.float32, torch.device("cpu"), lambda _: None, keep_blocks=True)
+    loaded = load_kernels(cpu_flags())
+    assert isinstance(loaded, Kernels)
+    for layer in (weights.layers[0], weights.layers[-1]):
+        pairs = (
+            (layer.qkv, layer.blocks.qkv, layer.qkv_norm),
+            (layer.attention_out, layer.blocks.attention_out, None),
+            (layer.gate_up, layer.blocks.gate_up, layer.gate_up_norm),
+            (layer.down, layer.blocks.down, None),
+        )
+        for matrix, blocks, norm in pairs:
+            assert blocks is not None
+            assert blocks.kind == Q4_1
+            x = torch.randn(3, matrix.shape[1])
+            product = loaded.multiply(x if norm is None else x * norm, blocks)
+            torch.testing.assert_close(product, x @ matrix.T, rtol=1e-4, atol=1e-4)
+    assert weights.head_blocks is not None
+    x = torch.randn(2, weights.head.shape[1])
+    torch.testing.assert_close(loaded.multiply(x, weights.head_blocks), x @ weights.head.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("switch", [pytest.param("", marks=needs_kernels, id="on"), pytest.param("off", id="off")])

@@ -2,8 +2,9 @@
 
 On a CPU the weights are reordered once into oneDNN's blocked layout, which is up to twice as fast as rows for the few
 tokens of a decode step. One single token is the exception: it is bound by memory alone, which plain rows read half as
-fast again, so both forms may be held. Results differ by rounding alone. torch has no public name for these operators;
-its own compiler emits them for frozen models.
+fast again, so both forms may be held. Where a GGUF file's own blocks can be multiplied with, they serve the few tokens:
+a fraction of the bytes. Results differ by rounding alone. torch has no public name for these operators; its own
+compiler emits them for frozen models.
 """
 
 from __future__ import annotations
@@ -12,23 +13,49 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from sluice_engine.kernels.library import Blocks, Kernels
+
 _ops = torch.ops.mkldnn
 
 # The hint picks the blocking: that of a decode batch, which suits prefill as well; the other way round it does not.
 _BATCH_HINT = 64
 
+# Up to this many tokens, unpacking blocks costs less than reading what they stand for (measured on two cores).
+_MAX_BLOCK_ROWS = 12
+
 
 class Linear:
     """x ↦ x Wᵀ for weights [out, in]."""
 
-    def __init__(self, weight: Tensor, *, keep_rows: bool) -> None:
-        """`keep_rows`: hold the plain form beside a packed one, for single tokens."""
+    def __init__(
+        self,
+        weight: Tensor,
+        *,
+        keep_rows: bool,
+        blocks: Blocks | None = None,
+        folded: Tensor | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        """`keep_rows`: hold the plain form beside a packed one, for single tokens.
+
+        `blocks`: the same weights for few tokens, with what is `folded` into the columns of `weight` left out.
+        """
+        self._kernels = kernels
+        self._blocks = blocks if kernels is not None else None
+        self._folded = folded
+        keep_rows = keep_rows and self._blocks is None
         packs = weight.device.type == "cpu" and _can_pack(weight.dtype)
         self._packed = _ops._reorder_linear_weight(weight, _BATCH_HINT) if packs else None  # noqa: SLF001  # see above
         self._rows = weight if keep_rows or not packs else None
 
+    def left_out(self, num_rows: int) -> Tensor | None:
+        """What the caller has to multiply so many rows by first: [in]."""
+        return self._folded if self._blocks is not None and num_rows <= _MAX_BLOCK_ROWS else None
+
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] → [T, out], contiguous."""
+        if self._kernels is not None and self._blocks is not None and len(x) <= _MAX_BLOCK_ROWS:
+            return self._kernels.multiply(x, self._blocks)
         if self._packed is None or (len(x) == 1 and self._rows is not None):
             assert self._rows is not None
             return linear(x, self._rows)
@@ -37,6 +64,8 @@ class Linear:
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """[T, out]: the residual plus the product."""
+        if self._kernels is not None and self._blocks is not None and len(x) <= _MAX_BLOCK_ROWS:
+            return self._kernels.multiply(x, self._blocks, residual)
         if self._packed is None or (len(x) == 1 and self._rows is not None):
             assert self._rows is not None
             return linear(x, self._rows).add_(residual)

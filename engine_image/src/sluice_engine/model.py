@@ -12,7 +12,7 @@ from torch.nn.functional import embedding, silu
 
 from sluice_engine.attention import KVCache, attend_chunk, attend_singles
 from sluice_engine.inputs import StepInputs
-from sluice_engine.kernels.library import Kernels
+from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.linear import Linear
 from sluice_engine.weights import LayerWeights, Weights
 
@@ -23,11 +23,14 @@ _KEEP_ROWS_UP_TO_BYTES = 1 << 30
 class Layer:
     """One decoder layer's products."""
 
-    def __init__(self, weights: LayerWeights, *, keep_rows: bool) -> None:
-        self.qkv = Linear(weights.qkv, keep_rows=keep_rows)
-        self.attention_out = Linear(weights.attention_out, keep_rows=keep_rows)
-        self.gate_up = Linear(weights.gate_up, keep_rows=keep_rows)
-        self.down = Linear(weights.down, keep_rows=keep_rows)
+    def __init__(self, weights: LayerWeights, *, keep_rows: bool, kernels: Kernels | None) -> None:
+        def linear(weight: Tensor, blocks: Blocks | None, folded: Tensor | None = None) -> Linear:
+            return Linear(weight, keep_rows=keep_rows, blocks=blocks, folded=folded, kernels=kernels)
+
+        self.qkv = linear(weights.qkv, weights.blocks.qkv, weights.qkv_norm)
+        self.attention_out = linear(weights.attention_out, weights.blocks.attention_out)
+        self.gate_up = linear(weights.gate_up, weights.blocks.gate_up, weights.gate_up_norm)
+        self.down = linear(weights.down, weights.blocks.down)
 
 
 class Model:
@@ -40,10 +43,15 @@ class Model:
         self.architecture = shape
         self._embedding = weights.embedding
         keep_rows = weights.layer_bytes <= _KEEP_ROWS_UP_TO_BYTES
-        self._layers = [Layer(layer, keep_rows=keep_rows) for layer in weights.layers]
+        self._layers = [Layer(layer, keep_rows=keep_rows, kernels=kernels) for layer in weights.layers]
         self._final_norm = weights.final_norm
         # The rows of a tied head are there anyway: they are the embedding.
-        self._head = Linear(weights.head, keep_rows=keep_rows or weights.head is weights.embedding)
+        self._head = Linear(
+            weights.head,
+            keep_rows=keep_rows or weights.head is weights.embedding,
+            blocks=weights.head_blocks,
+            kernels=kernels,
+        )
         self._epsilon = shape.norm_epsilon
         self._epsilon_row = torch.full((1, 1), shape.norm_epsilon)
         self._q_size = shape.num_heads * shape.head_dim
@@ -87,11 +95,11 @@ class Model:
                 for bucket in inputs.sample_buckets
             ])  # fmt: skip
         x = self._after_attention(last, x, attended.view(len(x), -1))
-        return self._head(self._norm(x) * self._final_norm).float()
+        return self._head(self._norm(x, self._final_norm)).float()
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""
-        qkv = layer.qkv(self._norm(x))
+        qkv = layer.qkv(self._norm(x, layer.qkv.left_out(len(x))))
         shape = self.architecture
         if self._kernels is not None:
             self._kernels.turn_and_store(
@@ -133,16 +141,18 @@ class Model:
 
     def _after_attention(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
         x = layer.attention_out.add_to(x, attended)
-        gate_up = layer.gate_up(self._norm(x))
+        gate_up = layer.gate_up(self._norm(x, layer.gate_up.left_out(len(x))))
         if self._kernels is not None:
             return layer.down.add_to(x, self._kernels.silu_mul(gate_up))
         gate, up = gate_up.chunk(2, dim=-1)
         return layer.down.add_to(x, silu(gate).mul_(up))
 
-    def _norm(self, x: Tensor) -> Tensor:
-        """Rows divided by their root mean square; the weights are in the matrix that follows."""
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Rows divided by their root mean square; no weight where it is in the matrix that follows."""
         if self._kernels is not None:
-            return self._kernels.norm(x, None, self._epsilon)
+            return self._kernels.norm(x, weight, self._epsilon)
+        if weight is not None:
+            return self._norm(x, None) * weight
         if x.device.type != "cpu":
             return torch.rms_norm(x, (x.shape[-1],), None, self._epsilon)
         # torch takes a CPU's norm apart into eight calls; these four cost half, which a decode step feels.

@@ -74,7 +74,7 @@ class TorchRunner:
         kernels = _kernels(architecture, dtype, device)
         try:
             with torch.inference_mode():
-                weights = load(tensors, dtype, device, progress)
+                weights = load(tensors, dtype, device, progress, keep_blocks=isinstance(kernels, Kernels))
                 model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
                 num_blocks = _num_blocks(config.cache, architecture, dtype, free_memory_bytes(device))
                 progress(LoadingProgress(stage="warmup"))

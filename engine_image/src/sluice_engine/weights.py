@@ -7,6 +7,7 @@ Three liberties, none of which changes a result beyond rounding. q, k and v (and
 large product is faster than several small ones. The rows of q and k are ordered so that the two dimensions which rotary
 embedding turns together lie side by side, which makes the turn one complex product; scores are sums over dimensions, so
 q and k may be reordered alike. And a layer's norms carry no weights: they are multiplied into the matrix that follows.
+Blocks of a GGUF file, kept beside the matrices for kernels, stay as they are: their norms have weights.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from sluice_engine.architecture import Architecture
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.library import ROWS_STEP, Blocks
 from sluice_engine.weights_gguf import GGUFTensors
 from sluice_engine.weights_safetensors import SafetensorsTensors
 
@@ -51,6 +53,20 @@ class Tensors(Protocol):
         """The values, in any floating type."""
         ...
 
+    def blocks(self, name: str) -> Blocks | None:
+        """The values as the file's own blocks, q and k rows in rotary pairs; none where it has others."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlocks:
+    """A layer's matrices once more, as blocks, without the norms' weights; none where kernels cannot use them."""
+
+    qkv: Blocks | None = None
+    attention_out: Blocks | None = None
+    gate_up: Blocks | None = None
+    down: Blocks | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
@@ -64,6 +80,11 @@ class LayerWeights:
     """[2 F, H], the norm's weights in its columns"""
     down: Tensor
     """[H, F]"""
+    qkv_norm: Tensor
+    """[H]: what is in the columns of qkv"""
+    gate_up_norm: Tensor
+    """[H]"""
+    blocks: LayerBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +99,7 @@ class Weights:
     """[H]"""
     head: Tensor
     """[V, H]; the embedding itself where it is tied."""
+    head_blocks: Blocks | None
 
     @property
     def layer_bytes(self) -> int:
@@ -99,9 +121,14 @@ def open_tensors(path: Path) -> Tensors:
 
 
 def load(
-    tensors: Tensors, dtype: torch.dtype, device: torch.device, progress: Callable[[LoadingProgress], None]
+    tensors: Tensors,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[LoadingProgress], None],
+    *,
+    keep_blocks: bool = False,
 ) -> Weights:
-    """Read everything.
+    """Read everything; with `keep_blocks`, the file's own blocks as well, for kernels.
 
     Raises:
         ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, or is not known.
@@ -122,17 +149,26 @@ def load(
         progress(LoadingProgress(stage="weights", bytes_done=done, bytes_total=total))
         return values
 
+    def layer(index: int) -> LayerWeights:
+        prefix = f"model.layers.{index}."
+        blocks = _layer_blocks(tensors, prefix) if keep_blocks else LayerBlocks()
+        return _layer(architecture, prefix, read, dtype, blocks)
+
     embedding = read("model.embed_tokens.weight").to(dtype)
+    head_name = "model.embed_tokens.weight" if architecture.tied_head else "lm_head.weight"
     return Weights(
         architecture=architecture,
         embedding=embedding,
-        layers=tuple(_layer(architecture, f"model.layers.{i}.", read, dtype) for i in range(architecture.num_layers)),
+        layers=tuple(layer(index) for index in range(architecture.num_layers)),
         final_norm=read("model.norm.weight").to(dtype),
         head=embedding if architecture.tied_head else read("lm_head.weight").to(dtype),
+        head_blocks=_merged(tensors, head_name) if keep_blocks else None,
     )
 
 
-def _layer(architecture: Architecture, prefix: str, read: Callable[[str], Tensor], dtype: torch.dtype) -> LayerWeights:
+def _layer(
+    architecture: Architecture, prefix: str, read: Callable[[str], Tensor], dtype: torch.dtype, blocks: LayerBlocks
+) -> LayerWeights:
     """One layer, put together in float32 before it is rounded to its type."""
 
     def of(name: str) -> Tensor:
@@ -140,14 +176,39 @@ def _layer(architecture: Architecture, prefix: str, read: Callable[[str], Tensor
 
     head_dim = architecture.head_dim
     q, k = (_in_rotary_pairs(of(f"self_attn.{name}_proj"), head_dim) for name in ("q", "k"))
-    qkv = torch.cat([q, k, of("self_attn.v_proj")]).mul_(of("input_layernorm"))
-    gate_up = torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]).mul_(of("post_attention_layernorm"))
+    qkv_norm, gate_up_norm = of("input_layernorm"), of("post_attention_layernorm")
+    qkv = torch.cat([q, k, of("self_attn.v_proj")]).mul_(qkv_norm)
+    gate_up = torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]).mul_(gate_up_norm)
     return LayerWeights(
         qkv=qkv.to(dtype),
         attention_out=of("self_attn.o_proj").to(dtype),
         gate_up=gate_up.to(dtype),
         down=of("mlp.down_proj").to(dtype),
+        qkv_norm=qkv_norm,
+        gate_up_norm=gate_up_norm,
+        blocks=blocks,
     )
+
+
+def _layer_blocks(tensors: Tensors, prefix: str) -> LayerBlocks:
+    def of(*names: str) -> Blocks | None:
+        return _merged(tensors, *(f"{prefix}{name}.weight" for name in names))
+
+    return LayerBlocks(
+        qkv=of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        attention_out=of("self_attn.o_proj"),
+        gate_up=of("mlp.gate_proj", "mlp.up_proj"),
+        down=of("mlp.down_proj"),
+    )
+
+
+def _merged(tensors: Tensors, *names: str) -> Blocks | None:
+    """Rows of several tensors below each other; none unless all have blocks of one type."""
+    parts = [blocks for name in names if (blocks := tensors.blocks(name)) is not None]
+    if len(parts) < len(names) or len({part.kind for part in parts}) > 1:
+        return None
+    data = torch.cat([part.data for part in parts])
+    return None if len(data) % ROWS_STEP else Blocks(data, parts[0].kind)
 
 
 def _in_rotary_pairs(rows: Tensor, head_dim: int) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 from sluice_engine.architecture import Architecture, read_gguf_metadata
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.gguf_header import _Reader  # the directory continues where the metadata ends
+from sluice_engine.kernels.library import SCALES, Blocks
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32
@@ -96,6 +97,14 @@ class GGUFTensors:
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = _unpermuted(tensor, self.architecture.head_dim)
         return tensor
+
+    def blocks(self, name: str) -> Blocks | None:
+        """A tensor's own blocks, where kernels multiply with such; q and k rows in the file's order: rotary pairs."""
+        entry = self._entries[self._names.get(name, name)]
+        if int(entry.kind) not in SCALES:
+            return None
+        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
+        return Blocks.from_file(raw.reshape(-1, _row_bytes(entry)), int(entry.kind))
 
 
 def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sluice_engine.architecture import Architecture, read_hf_config
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.library import Blocks
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -70,6 +71,10 @@ class SafetensorsTensors:
             self._open = (path, safe_open(path, framework="pt"))
         tensor: Tensor = self._open[1].get_tensor(name)
         return tensor
+
+    def blocks(self, name: str) -> Blocks | None:  # noqa: ARG002  # the format has none
+        """Nothing: blocks are GGUF's."""
+        return None
 
 
 def _files(directory: Path) -> list[Path]:

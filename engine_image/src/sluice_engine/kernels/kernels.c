@@ -5,6 +5,7 @@
  * one register of AVX-512: `build.py` says for which processors. Letters as in attention.py: G KV heads, D head dimension.
  * Every width is a multiple of 16; the caller sees to that. Nothing here allocates but scratch of a call's own.
  */
+#include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -336,5 +337,98 @@ void sluice_silu_mul(float *out, const float *gate_up, int64_t rows, int64_t wid
             vec value = load(gate + i);
             store(out + row * width + i, value / (1 + exponential(-value)) * load(up + i));
         }
+    }
+}
+
+/* ---- Products with a GGUF file's own blocks of 32 weights, their scales widened to float32 ---- */
+
+#define BLOCK 32
+#define ROWS 8 /* of x at a time: with two rows of weights they fill half the registers with sums */
+
+typedef enum { Q4_1 = 3, Q8_0 = 8 } Kind; /* GGUF's own numbers */
+
+/* A block as the numbers it stands for. Its scales are float32 already: unpacking halves would take longer than the
+ * products. Bytes are widened by intrinsics: GCC 12 takes `__builtin_convertvector` apart into single ones. */
+INLINE void read_block(Kind kind, const uint8_t *block, vec *low, vec *high)
+{
+    float scale, least;
+    memcpy(&scale, block, sizeof scale);
+    if (kind == Q4_1) { /* scale, least, 16 bytes: weight i in the low half of byte i, weight i + 16 in the high */
+        const vec steps = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        memcpy(&least, block + 4, sizeof least);
+        /* A block has but 16 different weights, as many as a register holds: each is looked up, by four bits. */
+        __m512 known = (__m512)(steps * scale + least);
+        __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(block + 8)));
+        *low = (vec)_mm512_permutexvar_ps(q, known);
+        *high = (vec)_mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), known);
+    } else { /* scale, 32 signed bytes */
+        const __m128i *q = (const __m128i *)(block + 4);
+        *low = (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q))) * scale;
+        *high = (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1))) * scale;
+    }
+}
+
+/* `outs` rows of weights times `rows` rows of x. */
+INLINE void multiply(Kind kind, float *out, const float *residual, int64_t out_width, const float *x, int64_t in_width,
+                     const uint8_t *weights, int64_t row_bytes, int outs, int rows)
+{
+    vec product[LANES] = {};
+    const int block_bytes = kind == Q4_1 ? 24 : 36;
+    for (int64_t at = 0; at < in_width / BLOCK; at++) {
+        for (int o = 0; o < outs; o++) {
+            vec low, high;
+            read_block(kind, weights + o * row_bytes + at * block_bytes, &low, &high);
+            for (int r = 0; r < rows; r++) {
+                product[o * rows + r] += low * load(x + r * in_width + at * BLOCK);
+                product[o * rows + r] += high * load(x + r * in_width + at * BLOCK + LANES);
+            }
+        }
+    }
+    vec total = sums(product);
+    for (int o = 0; o < outs; o++)
+        for (int r = 0; r < rows; r++) {
+            int64_t to = r * out_width + o;
+            out[to] = total[o * rows + r] + (residual ? residual[to] : 0);
+        }
+}
+
+/* Four rows of weights, which stay in the first-level cache, times all rows of x. */
+INLINE void multiply_four(Kind kind, float *out, const float *residual, int64_t out_width, const float *x,
+                          int64_t in_width, const uint8_t *weights, int64_t row_bytes, int64_t rows)
+{
+    for (int64_t row = 0; row < rows;) {
+        float *to = out + row * out_width;
+        const float *plus = residual ? residual + row * out_width : 0, *from = x + row * in_width;
+        if (rows - row >= ROWS) {
+            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 2, ROWS);
+            multiply(kind, to + 2, plus ? plus + 2 : 0, out_width, from, in_width, weights + 2 * row_bytes, row_bytes, 2,
+                     ROWS);
+            row += ROWS;
+        } else if (rows - row >= 4) {
+            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, 4);
+            row += 4;
+        } else if (rows - row >= 2) {
+            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, 2);
+            row += 2;
+        } else {
+            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, 1);
+            row++;
+        }
+    }
+}
+
+/* out [rows, out_width] = x [rows, in_width] times blocks [out_width, in_width] transposed, plus the residual, which
+ * may be null. The weights are exactly what the file says; sums are in float32. out_width is a multiple of 4. */
+void sluice_multiply(float *out, const float *x, const uint8_t *weights, const float *residual, int64_t rows,
+                     int64_t in_width, int64_t out_width, int64_t kind)
+{
+    int64_t row_bytes = in_width / BLOCK * (kind == Q4_1 ? 24 : 36);
+#pragma omp parallel for schedule(static)
+    for (int64_t o = 0; o < out_width; o += 4) {
+        const float *plus = residual ? residual + o : 0;
+        if (kind == Q4_1)
+            multiply_four(Q4_1, out + o, plus, out_width, x, in_width, weights + o * row_bytes, row_bytes, rows);
+        else
+            multiply_four(Q8_0, out + o, plus, out_width, x, in_width, weights + o * row_bytes, row_bytes, rows);
     }
 }

@@ -11,6 +11,8 @@ import logging
 import os
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,6 +24,11 @@ SWITCH = "SLUICE_KERNELS"
 
 # The sources' own limits.
 LANES = 16
+Q4_1, Q8_0 = 3, 8  # GGUF's numbers
+SCALES = {Q4_1: 2, Q8_0: 1}
+"""Types of blocks that can be multiplied with, and how many half-precision numbers each block begins with."""
+ROWS_STEP = 4
+"""A matrix of blocks has a multiple of this many rows."""
 MAX_TILE_QUERIES = 32
 MAX_HEAD_DIM = 256
 
@@ -42,6 +49,26 @@ class Tiles:
     """Tokens that the longest row attends to."""
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix [out, in] as a GGUF file has it, 32 weights a block, but for the scales, which are float32."""
+
+    data: Tensor
+    """[out, bytes of a row]"""
+    kind: int
+    """GGUF's number of the type: one of `SCALES`."""
+
+    @classmethod
+    def from_file(cls, raw: npt.NDArray[np.uint8], kind: int) -> Blocks:
+        """Blocks [out, bytes of a row] as they lie in a file."""
+        scale_bytes = 2 * SCALES[kind]
+        block_bytes = scale_bytes + (16 if kind == Q4_1 else 32)
+        blocks = raw.reshape(len(raw), -1, block_bytes)
+        scales = np.ascontiguousarray(blocks[..., :scale_bytes]).view(np.float16).astype(np.float32)
+        widened = np.concatenate([scales.view(np.uint8), blocks[..., scale_bytes:]], axis=-1)
+        return cls(torch.from_numpy(widened.reshape(len(raw), -1)), kind)
+
+
 class Kernels:
     """The loaded library."""
 
@@ -56,7 +83,9 @@ class Kernels:
         self._turn_and_store.argtypes = [*[address] * 5, *[size] * 4]
         self._silu_mul = library.sluice_silu_mul
         self._silu_mul.argtypes = [address, address, size, size]
-        for call in (self._norm, self._turn_and_store, self._silu_mul):
+        self._multiply = library.sluice_multiply
+        self._multiply.argtypes = [*[address] * 4, *[size] * 4]
+        for call in (self._multiply, self._norm, self._turn_and_store, self._silu_mul):
             call.restype = None
 
     def attend(self, q: Tensor, tiles: Tiles, layer: Tensor, block_tokens: int, kv_heads: int, out: Tensor) -> None:
@@ -77,6 +106,17 @@ class Kernels:
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for a split context")
+
+    def multiply(self, x: Tensor, blocks: Blocks, residual: Tensor | None = None) -> Tensor:
+        """Rows [T, in] times the weights, plus the residual [T, out] where there is one."""
+        rows, in_width = x.shape
+        out_width = len(blocks.data)
+        out = x.new_empty(rows, out_width)
+        plus = None if residual is None else residual.data_ptr()
+        self._multiply(
+            out.data_ptr(), x.data_ptr(), blocks.data.data_ptr(), plus, rows, in_width, out_width, blocks.kind
+        )
+        return out
 
     def norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         """Rows of x [T, H] over their root mean square, times the weight [H]."""
