@@ -47,7 +47,7 @@ format: $(STAMP) ## Format the code
 lint: $(STAMP) ## Formatting, lint and import rules
 	$(BIN)/ruff format --check $(FORMAT_PATHS)
 	$(BIN)/ruff check $(FORMAT_PATHS)
-	$(BIN)/lint-imports --no-timing
+	$(BIN)/lint-imports
 
 .PHONY: types
 types: $(STAMP) ## mypy, strict, tests included
