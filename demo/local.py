@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,10 @@ EXAMPLE = Path(__file__).resolve().parents[1] / "crds" / "examples" / "demo-cpu.
 
 async def main() -> int:
     """0 when the promise was kept and nothing is still held afterwards."""
+    task = asyncio.current_task()
+    assert task is not None
+    # Told to end, it leaves nothing running either.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     (body,) = manifest.read_file(str(EXAMPLE))
     spec = parse(body)
     print(f"{EXAMPLE.name}: starting engine and gate (the first time, the engine measures its step times)")
@@ -49,6 +54,8 @@ async def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(asyncio.run(main()))
+    except asyncio.CancelledError:
+        sys.exit(143)
     except OperatorError as error:
         print(f"demo: {error}", file=sys.stderr)
         sys.exit(1)
