@@ -30,14 +30,15 @@ def unfit_reason(prompt_tokens: int, max_tokens: int, *, max_length_tokens: int,
     `pool_tokens` is the whole pool in tokens (blocks × block_tokens).
     """
     total = prompt_tokens + max_tokens
+    peak = peak_tokens(prompt_tokens, max_tokens)
     if total > max_length_tokens:
         return (
             f"prompt ({prompt_tokens} tokens) and max_tokens ({max_tokens}) make {total} tokens; "
             f"the model's context length is {max_length_tokens}"
         )
-    if peak_tokens(prompt_tokens, max_tokens) > pool_tokens:
+    if peak > pool_tokens:
         return (
-            f"prompt ({prompt_tokens} tokens) and max_tokens ({max_tokens}) need {total - 1} tokens of KV cache; "
+            f"prompt ({prompt_tokens} tokens) and max_tokens ({max_tokens}) need {peak} tokens of KV cache; "
             f"the whole cache holds {pool_tokens}"
         )
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from sluice_engine.core.fit import peak_tokens
+
 # Sampling treats every value below this as greedy: dividing logits by less overflows float32.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
@@ -109,4 +111,4 @@ class Request:
     @property
     def peak_tokens(self) -> int:
         """Most tokens whose KV it can ever hold: the last sampled token never holds state."""
-        return self.num_prompt + self.sampling.max_tokens - 1
+        return peak_tokens(self.num_prompt, self.sampling.max_tokens)
