@@ -11,7 +11,8 @@ EngineError
     ├── BodyTooLarge     413
     ├── EngineOverloaded 429  more waits than the engine holds
     ├── RequestFailed    500  this request failed in the engine; others go on
-    └── EngineNotReady   503  loading, draining or dead
+    ├── EngineNotReady   503  loading, draining or dead
+    └── DeadlineMissed   504  its deadline passed, or could not be met any more
 """
 
 from __future__ import annotations
@@ -105,3 +106,9 @@ class EngineNotReady(RequestError):
     """No capacity exists now: the model is loading, the engine drains, or its loop has ended."""
 
     status, type, code = 503, "server_error", "engine_not_ready"
+
+
+class DeadlineMissed(RequestError):
+    """Its deadline passed, or could not be met any more; the same request sent again would miss it too."""
+
+    status, type, code = 504, "server_error", "deadline_missed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice_engine.core.plan import Emission
 from sluice_engine.core.request import Outcome, Request
-from sluice_engine.errors import EngineNotReady, RequestError, RequestFailed
+from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
 from sluice_engine.protocol.reply import FinishReason, Piece, TokenLogprob
 from sluice_engine.tokenizer import Tokenizer
 
@@ -68,4 +68,6 @@ class ChoiceOutput:
 def _error(emission: Emission) -> RequestError:
     if emission.outcome is Outcome.FAILED:
         return RequestFailed(emission.request.error or "the request failed in the engine")
+    if emission.outcome is Outcome.EXPIRED:
+        return DeadlineMissed("the deadline of this request passed, or could not be met any more")
     return EngineNotReady("the engine ended this request")

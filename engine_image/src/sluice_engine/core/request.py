@@ -10,6 +10,9 @@ from sluice_engine.core.fit import peak_tokens
 # Sampling treats every value below this as greedy: dividing logits by less overflows float32.
 GREEDY_BELOW_TEMPERATURE = 1e-5
 
+# Class standard, of critical 0, interactive 2, standard 4, batch 6, background 8.
+STANDARD_PRIORITY = 4
+
 
 class RequestStatus(Enum):
     """Where a request is. One way only, but for preemption: running → waiting."""
@@ -28,6 +31,8 @@ class Outcome(StrEnum):
     """`max_tokens`, or the model's or the pool's length was reached."""
     ABORTED = "aborted"
     """The caller left."""
+    EXPIRED = "expired"
+    """Its deadline passed, or can no longer be met: it left the order, and nothing more is computed for it."""
     FAILED = "failed"
     """Something broke for this request; the others went on."""
 
@@ -78,6 +83,16 @@ class Request:
     """The gate's request id, shared by the choices of one call."""
     index: int = 0
     """Position within the call, over all choices of all prompts: with `gate_id` it names the request outside."""
+    priority: int = STANDARD_PRIORITY
+    """Lower is more urgent: the class's index × 2 (critical 0, interactive 2, standard 4, batch 6, background 8)."""
+    tenant: str = ""
+    """Whose share of the engine it uses; also the salt that keeps its cached prefix from others."""
+    first_token_deadline_us: int | None = None
+    """When its first token is of no use any more; absolute, on the engine's clock."""
+    finish_deadline_us: int | None = None
+    """When its last token is of no use any more; absolute, on the engine's clock."""
+    expected_output_tokens: int | None = None
+    """Predicted output, at most `max_tokens`; None: no better guess than `max_tokens`."""
 
     # The scheduler's own, from here on.
     status: RequestStatus = RequestStatus.WAITING
