@@ -27,6 +27,7 @@ from sluice_operator.errors import PodFailed
 from sluice_operator.files import Paths, arguments, files
 from sluice_operator.gates import GateClient
 from sluice_operator.loading import loading_text
+from sluice_operator.local_environment import environment
 from sluice_operator.spec import ServiceSpec
 from sluice_sidecar.state import GateState
 
@@ -197,10 +198,7 @@ class LocalPod:
                 )
 
     def _environment(self, program: str) -> dict[str, str]:
-        if program != "engine":
-            return {}
-        variables = self.spec.pod_template.get("engine", {}).get("env", ())
-        return {variable["name"]: variable["value"] for variable in variables if "value" in variable}
+        return environment(self.spec) if program == "engine" else {}
 
     def _read_address(self) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -15,6 +15,7 @@ import click
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest, InvalidSettings
 from sluice_operator.local import LocalPod
+from sluice_operator.local_environment import refusals, without_meaning
 from sluice_operator.spec import ServiceSpec
 
 _HOST = "127.0.0.1"
@@ -41,8 +42,9 @@ def run(file: str, port: int, admin_port: int, *, as_json: bool) -> int:
     """Serve a manifest on this machine until Ctrl-C.
 
     FILE holds one InferenceService; "-" is standard input. The engine and the gate are local processes that get the
-    very files that they would get in a pod. Ctrl-C lets open streams end, for at most rollout.drainTimeout; a second
-    one ends at once.
+    very files that they would get in a pod. Variables of podTemplate.engine.env are set; volumes, envFrom and values
+    that only a cluster has are refused by name. Ctrl-C lets open streams end, for at most rollout.drainTimeout; a
+    second one ends at once.
 
     Exit codes: 0 stopped after it served; 1 it failed, or was stopped before it was ready; 2 wrong usage, a file or
     rule that is broken, or a port in use.
@@ -50,11 +52,15 @@ def run(file: str, port: int, admin_port: int, *, as_json: bool) -> int:
     specs = manifest.read_specs(file)
     if len(specs) > 1:
         raise InvalidManifest(file, [f"holds {len(specs)} InferenceServices: one can be run at a time"])
+    spec = specs[0]
+    if missing := refusals(spec):
+        for problem in missing:
+            click.echo(f"sluice: {' '.join(f'{file}: {spec.name}: {problem}'.split())}", err=True)
+        return 2
     _require_free({"--port": port, "--admin-port": admin_port})
-    for variable in specs[0].pod_template.get("engine", {}).get("env", ()):
-        if "value" not in variable:
-            click.echo(f"{specs[0].name}: variable {variable['name']} is not set: its value is in a cluster", err=True)
-    return asyncio.run(_serve(LocalPod(specs[0], port=port, admin_port=admin_port), as_json=as_json))
+    if fields := without_meaning(spec):
+        click.echo(f"{spec.name}: one engine and one gate run here; of no effect: {', '.join(fields)}", err=True)
+    return asyncio.run(_serve(LocalPod(spec, port=port, admin_port=admin_port), as_json=as_json))
 
 
 def _require_free(ports: Mapping[str, int]) -> None:

@@ -1,0 +1,68 @@
+"""What a local process can have of a pod: its engine's environment; what it cannot have, and what says nothing here.
+
+Owns the answer for each field of `spec.podTemplate`, so that `sluice run` drops none of them silently. Pure. Next:
+`local.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sluice_operator.spec import ServiceSpec
+
+_ENV = "spec.podTemplate.engine.env"
+# `$(NAME)` is the value of an earlier variable, and `$$` is a dollar sign, as Kubernetes has it.
+_REFERENCE = re.compile(r"\$\$|\$\(([^()\s]+)\)")
+
+
+def refusals(spec: ServiceSpec) -> list[str]:
+    """What the engine would miss as a local process: one line a field, empty when it misses nothing."""
+    engine = spec.pod_template.get("engine", {})
+    found = []
+    for index, variable in enumerate(engine.get("env", ())):
+        for key in sorted(variable.keys() - {"name", "value"}):
+            what = "its value is in a cluster: write it as value to run here" if key == "valueFrom" else "is unknown"
+            found.append(f"{_ENV}[{index}].{key}: {what} (variable {variable['name']})")
+    cluster = "is in a cluster, which a local process cannot read: write the variables under env to run here"
+    found += [f"spec.podTemplate.engine.envFrom[{index}]: {cluster}" for index in range(len(engine.get("envFrom", ())))]
+    mount = "no volume is mounted for a local process: take it out, and name a folder of this machine where one is read"
+    for field, items in (
+        ("volumes", spec.pod_template.get("volumes", ())),
+        ("engine.volumeMounts", engine.get("volumeMounts", ())),
+    ):
+        found += [f"spec.podTemplate.{field}[{index}] ({item['name']}): {mount}" for index, item in enumerate(items)]
+    return found
+
+
+def environment(spec: ServiceSpec) -> dict[str, str]:
+    """The engine's variables of a manifest that `refusals` has nothing against."""
+    variables: dict[str, str] = {}
+    for variable in spec.pod_template.get("engine", {}).get("env", ()):
+        variables[variable["name"]] = _expanded(variable.get("value", ""), variables)
+    return variables
+
+
+def without_meaning(spec: ServiceSpec) -> list[str]:
+    """Fields that are set and place, name or size pods: they change nothing about a local process."""
+    fields = {
+        "spec.replicas": spec.replicas != 1,
+        "spec.runtime.image": spec.image is not None,
+        "spec.resources": _is_set(spec.resources),
+        **{f"spec.podTemplate.{name}": _is_set(value) for name, value in spec.pod_template.items()},
+    }
+    answered = {"spec.podTemplate.engine", "spec.podTemplate.volumes"}
+    return [field for field, is_set in fields.items() if is_set and field not in answered]
+
+
+def _is_set(value: Any) -> bool:  # noqa: ANN401  # a manifest's own value
+    return any(map(_is_set, value.values())) if isinstance(value, Mapping) else bool(value)
+
+
+def _expanded(value: str, variables: Mapping[str, str]) -> str:
+    def replaced(match: re.Match[str]) -> str:
+        # A name that is not known yet stays as it is written.
+        return "$" if match[1] is None else variables.get(match[1], match[0])
+
+    return _REFERENCE.sub(replaced, value)
