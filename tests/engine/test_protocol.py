@@ -90,14 +90,14 @@ def message(**fields: Any) -> bytes:
             message(content=[{"type": "text", "text": "x", "more": 1}]),
             "messages[0].content[0].more",
             "unknown_parameter",
-            "unknown",
+            "Unknown",
             id="an unknown field in a part",
         ),
         pytest.param(
             message(content="a\ud800"), "messages[0].content", "invalid_value", "surrogate", id="half a surrogate pair"
         ),
         pytest.param(
-            message(mood="x"), "messages[0].mood", "unknown_parameter", "unknown", id="an unknown message field"
+            message(mood="x"), "messages[0].mood", "unknown_parameter", "Unknown", id="an unknown message field"
         ),
         pytest.param(
             message(tool_calls=[{}]),
@@ -174,7 +174,7 @@ def message(**fields: Any) -> bytes:
             chat(stream=True, stream_options={"x": 1}),
             "stream_options.x",
             "unknown_parameter",
-            "unknown",
+            "Unknown",
             id="an unknown stream option",
         ),
         pytest.param(
@@ -216,9 +216,9 @@ def message(**fields: Any) -> bytes:
         pytest.param(chat(store=True), "store", "unsupported_parameter", "true", id="store"),
         pytest.param(chat(service_tier="flex"), "service_tier", "unsupported_parameter", "flex", id="service_tier"),
         pytest.param(chat(user=1), "user", "invalid_type", "must be a string", id="user a number"),
-        pytest.param(chat(max_token=1), "max_token", "unknown_parameter", "unknown", id="a misspelled field"),
-        pytest.param(chat(priority=1), "priority", "unknown_parameter", "unknown", id="another engine's field"),
-        pytest.param(chat(**{"a\nb": 1}), "…", "unknown_parameter", "unknown", id="an unprintable name"),
+        pytest.param(chat(max_token=1), "max_token", "unknown_parameter", "Unknown", id="a misspelled field"),
+        pytest.param(chat(priority=1), "priority", "unknown_parameter", "Unknown", id="another engine's field"),
+        pytest.param(chat(**{"a\nb": 1}), "…", "unknown_parameter", "Unknown", id="an unprintable name"),
     ],
 )
 def test_a_bad_chat_body_is_refused_by_name(raw: bytes, param: str | None, code: str, says: str) -> None:

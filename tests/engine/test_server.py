@@ -315,7 +315,7 @@ async def test_unknown_routes_and_methods_are_openai_errors(engine: Served) -> N
         405,
         {
             "error": {
-                "message": "/v1/completions takes POST, not GET",
+                "message": "The route /v1/completions takes POST, not GET.",
                 "type": "invalid_request_error",
                 "param": None,
                 "code": "method_not_allowed",

@@ -24,10 +24,10 @@ from sluice_sidecar.state import GateState
 async def error_of(response: Any) -> dict[str, Any]:
     """The error object, after the checks that hold for every one of them."""
     error: dict[str, Any] = (await response.json())["error"]
-    assert error.keys() >= {"message", "type", "param", "code"}
+    assert error.keys() == {"message", "type", "param", "code"}
     assert response.headers["x-sluice-reason"] == error["code"]
     assert response.headers["Cache-Control"] == "no-store"
-    assert error["message"].endswith((".", "'"))
+    assert error["message"].endswith(".")
     if response.status in {429, 503}:
         assert response.headers["Connection"] == "close"
     return error
@@ -407,10 +407,10 @@ async def test_a_refusal_carries_the_ids_too(gate: RunningGate) -> None:
     async with gate.client.post(
         f"{gate.url}/v1/chat/completions", data=b"{", headers={"x-request-id": "mine"}
     ) as response:
-        error = await error_of(response)
+        await error_of(response)
 
     assert response.headers["x-request-id"] == "mine"
-    assert error["request_id"] == response.headers["x-sluice-request-id"]
+    assert response.headers["x-sluice-request-id"].startswith("req-")
 
 
 async def test_the_engines_own_refusal_of_a_field_passes_through(gate: RunningGate, engine: ScriptedEngine) -> None:

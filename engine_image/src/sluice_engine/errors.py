@@ -18,6 +18,12 @@ EngineError
 from __future__ import annotations
 
 
+def sentence(text: str) -> str:
+    """A problem as every caller reads it: a capital letter first, a full stop last. The gate writes its own so too."""
+    text = text.strip()
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
+
+
 class EngineError(Exception):
     """Any error this package expects; its text is one line for a person."""
 
@@ -48,15 +54,15 @@ class SocketUnavailable(EngineError):
 
 
 class RequestError(EngineError):
-    """An answer other than success, rendered as an OpenAI error object."""
+    """An answer other than success, rendered as an OpenAI error object; which request it was, a header says."""
 
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = sentence(message)
+        super().__init__(self.message)
         self.param = param
         if code is not None:
             self.code = code
@@ -70,6 +76,11 @@ class InvalidRequest(RequestError):
     """The body breaks a rule; nothing was queued."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
+
+    @classmethod
+    def field(cls, path: str, problem: str, *, code: str | None = None) -> InvalidRequest:
+        """The refusal of one field, named as the caller would write it."""
+        return cls(f"Invalid '{path}': {problem}", param=path, code=code)
 
 
 class NotFound(RequestError):

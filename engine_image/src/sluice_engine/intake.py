@@ -100,13 +100,11 @@ def requests_of(
 def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) -> int:
     num_prompt = len(prompt.tokens)
     if not prompt.tokens:
-        raise InvalidRequest(f"{prompt.param}: holds no tokens", param=prompt.param)
+        raise InvalidRequest.field(prompt.param, "holds no tokens")
     unknown = next((token for token in prompt.tokens if not 0 <= token < engine.vocab_size), None)
     if unknown is not None:
-        raise InvalidRequest(
-            f"{prompt.param}: {unknown} is not a token id; the model has 0 to {engine.vocab_size - 1}",
-            param=prompt.param,
-        )
+        limit = f"{unknown} is not a token id; the model has 0 to {engine.vocab_size - 1}"
+        raise InvalidRequest.field(prompt.param, limit)
     most = largest_output_tokens(num_prompt, max_length_tokens=engine.max_length_tokens, pool_tokens=engine.pool_tokens)
     max_tokens = most if generation.max_tokens is None else generation.max_tokens
     problem = unfit_reason(
@@ -115,5 +113,5 @@ def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) ->
     if problem is not None:
         # Where not even one token fits beside the prompt, the prompt is what must be shortened.
         param = prompt.param if most < 1 else generation.max_tokens_param
-        raise InvalidRequest(f"{param}: {problem}", param=param, code="context_length_exceeded")
+        raise InvalidRequest.field(param, problem, code="context_length_exceeded")
     return max_tokens

@@ -171,9 +171,7 @@ class EngineServer:
         given = http.headers.get(REQUEST_ID_HEADER)
         request_id = self._sources.new_request_id() if given is None else given
         if not _REQUEST_ID.fullmatch(request_id):
-            raise InvalidRequest(
-                f"header {REQUEST_ID_HEADER} must be 1 to 128 letters, digits or . _ : -", param=REQUEST_ID_HEADER
-            )
+            raise InvalidRequest.field(REQUEST_ID_HEADER, "a header of 1 to 128 letters, digits or . _ : -")
         http[REQUEST_ID] = request_id
         return request_id
 
@@ -252,7 +250,7 @@ class EngineServer:
         """`/steps?last=N`: the last step records, oldest first."""
         text = http.query.get("last", "100")
         if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STEPS_SHOWN):
-            raise InvalidRequest(f"last must be 1 to {MAX_STEPS_SHOWN}", param="last")
+            raise InvalidRequest.field("last", f"must be 1 to {MAX_STEPS_SHOWN}")
         return _json({"steps": last_steps(self._service, int(text))})
 
     async def _cleanup(self, _app: web.Application) -> None:
@@ -291,7 +289,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         answer = BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        answer = MethodNotAllowed(f"{request.path} takes {allowed}, not {request.method}")
+        answer = MethodNotAllowed(f"the route {request.path} takes {allowed}, not {request.method}")
     except web.HTTPNotFound:
         answer = NotFound(f"there is no {request.path[:100]} here")
     except web.HTTPException as error:

@@ -42,8 +42,8 @@ class Admin:
         if page is None:
             return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this port has {', '.join(pages)}."))
         if request.method not in {"GET", "HEAD"}:
-            message = f"{request.path} takes GET, HEAD, not {request.method}."
-            return answer(Refusal(Reason.METHOD_NOT_ALLOWED, message), extra={"Allow": "GET, HEAD"})
+            message = f"The route {request.path} takes GET, HEAD, not {request.method}."
+            return answer(Refusal(Reason.METHOD_NOT_ALLOWED, message), {"Allow": "GET, HEAD"})
         return await page(request)
 
     def state(self) -> GateState:

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_engine.errors import sentence
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
 from sluice_sidecar.room import Held, Room
@@ -103,7 +104,7 @@ class Admission:
         assert limits is not None, "an engine is available only once it has told its limits"
         for choice in cost.choices:
             if (problem := limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
-                return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, f"{problem[0].upper()}{problem[1:]}.")
+                return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem))
         held = self.room.held(cost, now_us, waited_us)
         if held is None and not self._door:
             return self._admit(request_id, cost, now_us)

@@ -97,17 +97,10 @@ class Refusal:
         """429 and 503 close: a retry on the kept connection would land on the same pod."""
         return self.status in {BUSY_STATUS, UNAVAILABLE_STATUS}
 
-    def body(self, request_id: str | None = None) -> dict[str, dict[str, str | None]]:
-        """The OpenAI error object."""
-        error = {
-            "message": self.message,
-            "type": _ANSWERS[self.reason].type,
-            "param": self.param,
-            "code": self.reason.value,
-        }
-        if request_id is not None:
-            error["request_id"] = request_id
-        return {"error": error}
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The OpenAI error object, as the engine writes it; which request it was, a header says."""
+        answer, code = _ANSWERS[self.reason], self.reason.value
+        return {"error": {"message": self.message, "type": answer.type, "param": self.param, "code": code}}
 
     def headers(self) -> dict[str, str]:
         """The headers that go with it, but for the connection's own."""

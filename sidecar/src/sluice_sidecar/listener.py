@@ -38,11 +38,11 @@ WRITE_BUFFER_BYTES = 64 * 1024
 SERVER = "sluice-gate"
 
 
-def answer(refusal: Refusal, request_id: str | None = None, extra: dict[str, str] | None = None) -> web.Response:
+def answer(refusal: Refusal, extra: dict[str, str] | None = None) -> web.Response:
     """A refusal as an HTTP response."""
     response = web.Response(
         status=refusal.status,
-        body=json.dumps(refusal.body(request_id)).encode(),
+        body=json.dumps(refusal.body()).encode(),
         content_type="application/json",
         headers={**refusal.headers(), **(extra or {}), "Server": SERVER},
     )

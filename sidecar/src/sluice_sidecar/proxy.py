@@ -295,4 +295,4 @@ def _error_event(call: Call) -> bytes:
         refusal = Refusal(
             Reason.ENGINE_FAILED, "The engine ended in the middle of this answer; send the request again."
         )
-    return b"data: " + json.dumps(refusal.body(call.request_id)).encode() + b"\n\n"
+    return b"data: " + json.dumps(refusal.body()).encode() + b"\n\n"

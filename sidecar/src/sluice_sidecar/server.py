@@ -15,6 +15,7 @@ import aiohttp
 from aiohttp import web
 
 from sluice_engine.config import LiveConfig
+from sluice_engine.errors import sentence
 from sluice_sidecar import estimate
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.body import Body, HeldBodies
@@ -142,7 +143,7 @@ class Gate:
     def _refuse(self, call: Call, refusal: Refusal) -> web.Response:
         call.outcome = call.outcome or "refused"
         self.admission.count(refusal)
-        return answer(refusal, call.request_id, call.answer_headers())
+        return answer(refusal, call.answer_headers())
 
     async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
         if (refusal := self._unavailable()) is not None:
@@ -170,8 +171,7 @@ class Gate:
         limits, ratio = self.admission.room.limits, self.admission.room.ratio
         assert limits is not None, "an available engine has told its limits"
         if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
-            message = f"{problem[0].upper()}{problem[1:]}."
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.max_tokens_param)
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
         problem = estimate.hopeless(asked, limits)
         tokens = None
         if problem is None and estimate.worth_counting(asked, limits, ratio):
@@ -179,8 +179,7 @@ class Gate:
             self.metrics.tokenize.inc()
             problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
         if problem is not None:
-            message = f"{problem[0].upper()}{problem[1:]}."
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=asked.param)
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
         return estimate.price(asked, limits, ratio, tokens)
 
     async def _enter(self, call: Call, cost: Cost) -> Permit | Refusal:
@@ -244,5 +243,5 @@ class Gate:
 
 
 def _not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
-    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"{request.path} takes {allowed}, not {request.method}.")
-    return answer(refusal, extra={"Allow": allowed})
+    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"The route {request.path} takes {allowed}, not {request.method}.")
+    return answer(refusal, {"Allow": allowed})

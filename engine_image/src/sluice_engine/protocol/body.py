@@ -72,7 +72,7 @@ class Fields:
 
     def refuse(self, name: str, problem: str, code: str = "invalid_value") -> NoReturn:
         """Answer 400 for this field."""
-        raise InvalidRequest(f"{self.path(name)}: {problem}", param=self.path(name), code=code)
+        raise InvalidRequest.field(self.path(name), problem, code=code)
 
     def value(self, name: str) -> object:
         """Whatever the field holds; None when it was left out."""
@@ -156,9 +156,8 @@ class Fields:
         for name in self._data:
             if name not in self._read:
                 shown_name = name if name.isprintable() and len(name) <= 100 else "…"
-                raise InvalidRequest(
-                    f"{self.path(shown_name)}: unknown parameter", param=self.path(shown_name), code="unknown_parameter"
-                )
+                path = self.path(shown_name)
+                raise InvalidRequest(f"Unknown parameter: '{path}'", param=path, code="unknown_parameter")
 
     def _typed(self, name: str, kind: type) -> object:
         value = self.value(name)
@@ -184,11 +183,8 @@ def check_text(text: str, path: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{path}: is not valid Unicode: half a surrogate pair at character {error.start}",
-            param=path,
-            code="invalid_value",
-        ) from error
+        problem = f"is not valid Unicode: half a surrogate pair at character {error.start}"
+        raise InvalidRequest.field(path, problem) from error
 
 
 def shown(value: object) -> str:
