@@ -552,8 +552,8 @@ async def test_an_engine_whose_steps_all_fail_ends_and_says_so(engine: Served) -
 
 
 async def test_shutting_down_ends_streams_with_an_error_event_and_without_done(engine: Served) -> None:
+    engine.runner.may_step.clear()  # or it may reach the model's length before the end comes
     async with engine.http.post("/v1/chat/completions", json=chat("endless", stream=True)) as response:
-        await response.content.readline()
         engine.service.close()
         text = (await response.content.read()).decode()
     last = json.loads(text.removesuffix("\n\n").rpartition("data: ")[2])

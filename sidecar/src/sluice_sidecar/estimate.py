@@ -140,8 +140,8 @@ def too_long_an_answer(asked: Asked, limits: Limits) -> str | None:
     if asked.max_tokens is None or limits.unfit_reason(1, asked.max_tokens) is None:
         return None
     return (
-        f"an answer of {asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's context length is "
-        f"{limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
+        f"an answer of {asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's context "
+        f"length is {limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
     )
 
 
