@@ -14,7 +14,7 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
-    "__future__", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
+    "__future__", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
     "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
     "types", "typing",
 }  # fmt: skip

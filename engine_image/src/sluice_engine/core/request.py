@@ -100,6 +100,12 @@ class Request:
     """Tokens whose KV is held."""
     blocks: list[int] = field(default_factory=list)
     """The block table: ids of the KV blocks held, in order."""
+    block_keys: list[bytes] = field(default_factory=list)
+    """Keys of its first full blocks, as far as they were needed yet; the prefix cache's."""
+    num_settled_blocks: int = 0
+    """Of `blocks`, those that the prefix cache knows; the prefix cache's."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found computed when it first entered."""
     slot: int = -1
     """Row of the persistent batch while running, -1 otherwise."""
     incarnation: int = 0
