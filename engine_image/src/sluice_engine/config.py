@@ -14,6 +14,9 @@ from sluice_engine.errors import InvalidConfig
 
 DataType = Literal["Auto", "Float32", "BFloat16", "Float16"]
 Enforcement = Literal["Enforce", "Observe"]
+Policy = Literal["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
+FairnessUnit = Literal["Starts", "Tokens", "DeviceTime", "KVByteSeconds"]
+VictimPolicy = Literal["Last", "LeastComputed", "MostBlocksPerMillisecond", "LowestPriority", "MostSlack"]
 
 
 def require(holds: bool, field_name: str, problem: str) -> None:  # noqa: FBT001  # reads as a claim

@@ -95,6 +95,8 @@ class Request:
     """Predicted output, at most `max_tokens`; None: no better guess than `max_tokens`."""
 
     # The scheduler's own, from here on.
+    place: int = -1
+    """Order of its first entry into the queue, kept for life: it decides among equals."""
     status: RequestStatus = RequestStatus.WAITING
     num_computed: int = 0
     """Tokens whose KV is held."""
