@@ -11,7 +11,7 @@ from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import SampledToken, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
-from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
+from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTimes
 
 Script = Callable[[ScheduledRequest], SampledToken]
 
@@ -67,21 +67,28 @@ def make_limits(
     per_request: int | None = None,
     block_tokens: int = 4,
     promise_us: int = 150_000,
+    times: StepTimes | None = None,
 ) -> StepLimits:
     return StepLimits(
         max_sequences=max_sequences,
         token_budget=token_budget,
         prefill_chunk_tokens=chunk,
         max_prefill_tokens_per_request=per_request,
-        ceiling=ChunkCeiling(PlanningProfile(), promise_us),
+        ceiling=ChunkCeiling(times or PlanningProfile(), promise_us),
         block_tokens=block_tokens,
     )
 
 
-def make_scheduler(limits: StepLimits | None = None, *, num_blocks: int = 64, max_length: int = 4096) -> Scheduler:
+def make_scheduler(
+    limits: StepLimits | None = None,
+    *,
+    num_blocks: int = 64,
+    max_length: int = 4096,
+    times: StepTimes | None = None,
+) -> Scheduler:
     limits = limits or make_limits()
     pool = BlockPool(num_blocks, limits.block_tokens)
-    return Scheduler(limits, pool, PlanningProfile(), max_length_tokens=max_length)
+    return Scheduler(limits, pool, times or PlanningProfile(), max_length_tokens=max_length)
 
 
 def make_request(

@@ -25,7 +25,7 @@ from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import Emission, SampledToken, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.scheduler import Scheduler
-from sluice_engine.core.state import DerivedLimits, LoadingProgress, StepCost
+from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost, StepCost
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.live_state import Identity
 from sluice_engine.metrics import register
@@ -131,6 +131,7 @@ def make_loaded(
         tokenizer=TOKENIZER,
         derived=DerivedLimits(feasible=True, chunk_ceiling_tokens=64, token_budget=64, max_sequences=max_sequences),
         step_cost=StepCost(fixed_us=1, decode_us=2, per_prefill_token_ns=3),
+        prefill_cost=PrefillCost(per_token_ns=3, per_prior_pair_ps=4),
         decode_curve_us=((1, 10),),
         table_digest="t",
         vocab_size=TOKENIZER.vocab_size,

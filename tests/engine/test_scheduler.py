@@ -20,6 +20,7 @@ from sluice_engine.core.loop import EngineLoop, RunnerFailed
 from sluice_engine.core.plan import Emission, SampledToken, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.steptime import PlanningProfile
 
 
 def contents(plan: StepPlan) -> dict[str, int]:
@@ -108,6 +109,34 @@ def test_a_long_prompt_arriving_late_never_breaks_the_ceiling() -> None:
     assert isinstance(loop.runner, ScriptedRunner)
     chunks = [plan.prefill_tokens for plan in loop.runner.plans[1:] if plan.prefill_tokens]
     assert chunks == [3428, 3428, 3428, 1716]
+
+
+class Deep(PlanningProfile):
+    """The planning profile, and 10 ns a prior pair."""
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        return super().predict_us(decode_requests, prefill_tokens, context_tokens) + prior_pairs // 100
+
+
+def test_chunks_shrink_with_their_depth_so_that_each_step_keeps_the_promise() -> None:
+    limits = make_limits(token_budget=100_000, block_tokens=16, times=Deep())
+    scheduler = make_scheduler(limits, num_blocks=2000, max_length=30_000, times=Deep())
+    loop = make_loop(scheduler)
+    loop.add(make_request("B", 4, 400))
+    loop.step()
+    loop.add(make_request("A", 12_000, 2, arrival_us=1))
+    loop.add(make_request("C", 600, 2, arrival_us=2))
+
+    while loop.has_work:
+        loop.step()
+
+    assert isinstance(loop.runner, ScriptedRunner)
+    mixed = [plan for plan in loop.runner.plans[1:] if plan.prefill_tokens]
+    chunks = [plan.prefill_tokens for plan in mixed]
+    assert all(plan.predicted_us <= 150_000 for plan in mixed)
+    assert all(plan.predicted_us > 149_000 for plan in mixed[:-2]), "and uses it up"
+    assert chunks[0] == 3428
+    assert chunks == sorted(chunks, reverse=True), "deeper is smaller"
 
 
 def test_a_chunk_that_is_set_binds_in_every_step_also_when_nothing_decodes() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_engine.config import ChunkConfig, SchedulerConfig, SLOConfig
-from sluice_engine.core.derive import Capacity, derive, idle_ttft_us, step_cost
+from sluice_engine.core.derive import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
 from sluice_engine.core.steptime import PLANNING_RECOMPUTE_US_PER_TOKEN, ChunkCeiling, PlanningProfile, StepTable
 
 PROFILE = PlanningProfile()
@@ -165,6 +167,65 @@ def test_a_table_interpolates_between_its_cells(step: tuple[int, int, int], us: 
 
 def test_a_bound_is_the_median_at_the_tail_plus_host_overhead() -> None:
     assert TABLE.bound_us(1, 0, 0) == round(21_000 * 1.15) + 500
+
+
+DEEP = dataclasses.replace(TABLE, prior_pair_ps=(600_000, 600_000, 200_000))
+
+
+@pytest.mark.parametrize(
+    ("prefill", "start", "extra_us"),
+    [
+        pytest.param(64, 0, 0, id="the-start-of-a-prompt-costs-nothing-more"),
+        pytest.param(64, 2_000, 76_800, id="a-measured-size"),
+        pytest.param(288, 1_000, 115_200, id="between-two-sizes-the-price-is-between"),
+        pytest.param(8, 2_000, 9_600, id="below-the-least-size-its-price"),
+        pytest.param(1_024, 1_000, 204_800, id="beyond-the-largest-size-its-price"),
+    ],
+)
+def test_a_chunk_costs_more_the_deeper_it_lies(prefill: int, start: int, extra_us: int) -> None:
+    at_start = DEEP.predict_us(4, prefill, 1_000)
+
+    assert DEEP.predict_us(4, prefill, 1_000, prefill * start) == at_start + extra_us
+
+
+@given(
+    decodes=st.integers(1, 16),
+    start=st.integers(0, 3_000),
+    prefill=st.integers(0, 200),
+    before=st.integers(0, 3_000),
+    promise_ms=st.integers(30, 300),
+)
+def test_one_more_chunk_fills_the_promise_and_never_breaks_it(
+    decodes: int, start: int, prefill: int, before: int, promise_ms: int
+) -> None:
+    ceiling = ChunkCeiling(DEEP, promise_ms * 1000, search_up_to_tokens=512)
+
+    more = ceiling.beside(decodes, 512, start, prefill, prefill * before)
+
+    def bound_us(tokens: int) -> int:
+        return DEEP.bound_us(decodes, prefill + tokens, 512, prefill * before + tokens * start)
+
+    assert more == 0 or bound_us(more) <= promise_ms * 1000
+    if prefill + more < 512 and (prefill or start % ChunkCeiling.GRAIN_TOKENS == 0):
+        assert bound_us(more + 1) > promise_ms * 1000
+
+
+def test_a_derived_chunk_keeps_the_promise_at_the_end_of_a_reference_prompt() -> None:
+    derived, limits = derive(slo(200, ttft_ms=60_000), SchedulerConfig(), ChunkConfig(), DEEP, capacity(max_decode=16))
+
+    chunk, depth = derived.chunk_ceiling_tokens, 4_096
+    assert derived.feasible, derived.reason
+    assert DEEP.bound_us(1, chunk, depth, chunk * depth) <= 200_000
+    assert limits.prefill_budget(1, 0) > 3 * chunk, "at the start of a prompt more fits"
+    assert limits.chunk_share(1, depth, depth, 0, 0) == chunk
+
+
+def test_what_depth_costs_is_told_apart_from_what_a_token_costs() -> None:
+    cost = prefill_cost(DEEP, chunk_tokens=64, start_tokens=2_048)
+
+    tail = DEEP.tail_ratio
+    assert cost.per_token_ns == pytest.approx(100_000 * tail, rel=1e-3)
+    assert cost.per_prior_pair_ps == pytest.approx(600_000 * tail, rel=1e-3)
 
 
 def test_leaving_the_grid_is_said() -> None:

@@ -11,8 +11,8 @@ from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import ChunkConfig
 from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.state import DerivedLimits
-from sluice_engine.core.steptime import ChunkCeiling
+from sluice_engine.core.state import PrefillCost
+from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
 from sluice_sidecar.limits import (
     Ceiling,
     Growth,
@@ -102,7 +102,7 @@ def test_the_time_of_a_step_that_only_decodes(decodes: int, step_us: int) -> Non
     ("decodes", "itl_us", "tokens"),
     [
         pytest.param(0, 100_000, 512, id="an-idle-engine-uses-its-whole-budget"),
-        pytest.param(4, 100_000, 256, id="the-chunk-ceiling-binds"),
+        pytest.param(4, 100_000, 508, id="the-token-budget-binds"),
         pytest.param(4, 15_000, 100, id="the-promise-leaves-5-ms-for-prefill"),
         pytest.param(4, 9_000, 16, id="no-room-still-moves-a-block-a-step"),
     ],
@@ -114,34 +114,49 @@ def test_the_chunk_beside_decodes(decodes: int, itl_us: int, tokens: int) -> Non
     assert found.chunk_tokens(decodes) == tokens
 
 
-def with_chunk(chunk: int | None, per_request: int | None, **changes: Any) -> Limits:
+def with_chunk(chunk: int | None, per_request: int | None, itl_us: int = 100_000, **changes: Any) -> Limits:
     live = replace(
-        live_config(), scheduling=ChunkConfig(prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=per_request)
+        live_config(itl_us=itl_us),
+        scheduling=ChunkConfig(prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=per_request),
     )
     found = Limits.from_state(ready_state(**changes), live)
     assert found is not None
     return found
 
 
+class Linear(PlanningProfile):
+    """The step times of `ready_state`, and half a microsecond a prior pair."""
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        return limits().decode_step_us(decode_requests) + 50 * prefill_tokens + prior_pairs // 2
+
+
 @pytest.mark.parametrize("decodes", [0, 1, 4])
 @pytest.mark.parametrize("chunk", [None, 32, 128, 4_096])
-@pytest.mark.parametrize("ceiling", [8, 256])
-def test_a_step_carries_what_the_engines_own_rule_lets_it_carry(decodes: int, chunk: int | None, ceiling: int) -> None:
-    class Flat(ChunkCeiling):
-        def __init__(self) -> None:
-            pass
-
-        def __call__(self, decode_requests: int, context_tokens: int = 0) -> int:
-            return ceiling
-
-    budget = 512
+@pytest.mark.parametrize("depth", [0, 512, 4_096])
+@pytest.mark.parametrize("itl_us", [9_000, 20_000, 100_000])
+def test_a_step_carries_what_the_engines_own_rule_lets_it_carry(
+    decodes: int, chunk: int | None, depth: int, itl_us: int
+) -> None:
     engine = StepLimits(
-        max_sequences=4, token_budget=budget, prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=None,
-        ceiling=Flat(), block_tokens=16,
+        max_sequences=4, token_budget=512, prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=None,
+        ceiling=ChunkCeiling(Linear(), itl_us), block_tokens=16,
     )  # fmt: skip
-    derived = DerivedLimits(feasible=True, chunk_ceiling_tokens=ceiling, token_budget=budget, max_sequences=4)
+    found = with_chunk(
+        chunk, None, itl_us=itl_us, prefill_cost=PrefillCost(per_token_ns=50_000, per_prior_pair_ps=500_000)
+    )
 
-    assert with_chunk(chunk, None, derived=derived).chunk_tokens(decodes) == engine.prefill_budget(decodes, 0)
+    carried = min(engine.prefill_budget(decodes, 0), engine.chunk_share(decodes, 0, depth, 0, 0))
+    assert found.chunk_tokens(decodes, depth) == pytest.approx(carried, abs=1)
+
+
+def test_a_long_prompt_takes_longer_for_its_depth() -> None:
+    found = with_chunk(100, None, prefill_cost=PrefillCost(per_token_ns=50_000, per_prior_pair_ps=500_000))
+
+    pairs = found.prior_pairs(0, 400, decodes=0)
+    assert pairs == 100 * (0 + 100 + 200 + 300)
+    assert found.prior_pairs(300, 100, decodes=0) == 100 * 300
+    assert found.prefill_us(0, 400, 0, prior_pairs=pairs) == 4 * 5_000 + 400 * 50 + pairs // 2
 
 
 @pytest.mark.parametrize(
@@ -195,7 +210,7 @@ def test_a_first_token_waits_for_the_prefill_ahead_and_the_step_in_flight() -> N
     behind = predicted_ttft_us(limits(), queue_tokens=512, own_tokens=256, decodes=4, step_left_us=7_000)
 
     assert alone == 10_000 + 256 * 50
-    assert behind == 3 * 10_000 + 768 * 50 + 7_000
+    assert behind == 2 * 10_000 + 768 * 50 + 7_000
     assert predicted_ttft_us(limits(), queue_tokens=0, own_tokens=256, decodes=4, bias=2.0) == 2 * alone
 
 

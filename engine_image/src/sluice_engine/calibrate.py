@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 # Two cores measure the demo model's grid about twice in this time; the start stays well below a minute.
 BUDGET_US = 25_000_000
+# The first round is always whole: this share of the budget bounds a single step, and with it the round.
+LARGEST_STEP_IN_BUDGETS = 1 / 20
 MIN_ROUNDS = 1
 MAX_ROUNDS = 5
 
@@ -41,7 +43,15 @@ LARGEST_STEP_IN_PROMISES = 2.5
 
 DECODE_AXIS_CPU = (1, 4, 16, 64)
 DECODE_AXIS_GPU = (1, 4, 16, 64, 256)
-PREFILL_AXIS = (16, 64, 256, 1024, 4096, 16_384)
+PREFILL_AXIS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+# Deep enough that attention stands out of a step's noise, cheap enough for any model: the first look at depth.
+FIRST_DEPTH_TOKENS = 1024
+
+# Raised when a table that was kept before would mean something else.
+_FORMAT = 2
+
+_Cell = tuple[int, int, int, int]
+"""Decode requests, prefill tokens, context tokens of the decodes, start of the chunk."""
 
 
 class MeasuredRunner(Protocol):
@@ -53,8 +63,8 @@ class MeasuredRunner(Protocol):
     description: str
     """Machine, model, data type, threads: a kept table is used again only where this agrees."""
 
-    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
-        """µs of one synthetic step whose batch attends to `context_tokens` KV tokens in all."""
+    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
+        """µs of one synthetic step: decodes that attend to `context_tokens` in all, and a chunk at `start_tokens`."""
         ...
 
 
@@ -78,11 +88,18 @@ def calibrate(
 
 def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clock: Callable[[], int]) -> StepTable:
     started = clock()
+    longest_us = round(
+        min(LARGEST_STEP_IN_PROMISES * live.slo.inter_token_latency_us, LARGEST_STEP_IN_BUDGETS * BUDGET_US)
+    )
     decode_axis = _decode_axis(runner, config)
-    prefill_axis = _prefill_axis(runner, live)
-    context_axis = (0, runner.num_blocks * runner.block_tokens)
-    cells = list(_grid(decode_axis, prefill_axis, context_axis))
-    samples: dict[tuple[int, int, int], list[int]] = {cell: [] for cell in cells if cell[0] or cell[1]}
+    prefill_axis = _prefill_axis(runner, live, longest_us)
+    pool = runner.num_blocks * runner.block_tokens
+    starts = _starts(runner, prefill_axis, longest_us)
+    full = {d: min(pool, d * _longest_tokens(runner)) for d in decode_axis if d}
+    cells: list[_Cell] = [(d, p, 0, 0) for d in decode_axis for p in prefill_axis if d or p]
+    cells += [(d, 0, context, 0) for d, context in full.items()]
+    cells += [(0, p, 0, start) for p, start in starts.items()]
+    samples: dict[_Cell, list[int]] = {cell: [] for cell in cells}
     for rounds in range(1, MAX_ROUNDS + 1):
         for cell, times in samples.items():
             times.append(runner.measure(*cell))
@@ -90,18 +107,24 @@ def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clo
         if rounds >= MIN_ROUNDS and spent + spent // rounds > BUDGET_US:
             break
     medians = {cell: round(statistics.median(times)) for cell, times in samples.items()}
-    for context in context_axis:
-        # A step of nothing is never run: its cell is where the lines through the smallest measured steps meet.
-        medians[0, 0, context] = _empty_step(medians, decode_axis, prefill_axis, context)
+    # A step of nothing is never run: its cell is where the lines through the smallest measured steps meet.
+    medians[0, 0, 0, 0] = _empty_step(medians, decode_axis, prefill_axis)
     log.info(
         "step table measured",
         extra={"cells": len(medians), "rounds": rounds, "seconds": round((clock() - started) / 1e6, 1)},
     )
+    # A full cache costs the decodes the same whatever is prefilled beside them: attention's time is added.
+    of_full_cache = {0: 0} | {
+        d: max(0, medians[d, 0, context, 0] - medians[d, 0, 0, 0]) * pool // context for d, context in full.items()
+    }
     table = StepTable(
         decode_axis=decode_axis,
         prefill_axis=prefill_axis,
-        context_axis=context_axis,
-        median_us=tuple(medians[cell] for cell in cells),
+        context_axis=(0, pool),
+        median_us=tuple(
+            medians[d, p, 0, 0] + extra for d in decode_axis for p in prefill_axis for extra in (0, of_full_cache[d])
+        ),
+        prior_pair_ps=_prior_pair_prices(medians, prefill_axis, starts),
         measured_on=runner.description,
     )
     return dataclasses.replace(table, host_overhead_us=_host_overhead_us(table, clock))
@@ -140,17 +163,24 @@ def _decode_axis(runner: MeasuredRunner, config: EngineConfig) -> tuple[int, ...
     return (0, *(b for b in wanted if b < most), most)
 
 
-def _prefill_axis(runner: MeasuredRunner, live: LiveConfig) -> tuple[int, ...]:
+def _longest_tokens(runner: MeasuredRunner) -> int:
+    """Tokens of the longest request."""
+    return min(runner.num_blocks * runner.block_tokens, runner.max_length_tokens)
+
+
+def _prefill_axis(runner: MeasuredRunner, live: LiveConfig, longest_us: int) -> tuple[int, ...]:
     """Sizes up to the largest that a promise could allow; what is set is always among them."""
-    limit = min(runner.num_blocks * runner.block_tokens, runner.max_length_tokens)
-    longest_us = LARGEST_STEP_IN_PROMISES * live.slo.inter_token_latency_us
+    limit = _longest_tokens(runner)
     axis = [0]
+    took_us = 0
     for tokens in PREFILL_AXIS:
-        if tokens > limit:
+        # Twice the longest would be waste, and the size before it was over half of the longest then.
+        if tokens > limit or took_us * tokens > 2 * longest_us * max(1, axis[-1]):
             break
         axis.append(tokens)
-        runner.measure(0, tokens, tokens)  # the first use of a shape pays for its kernels
-        if runner.measure(0, tokens, tokens) > longest_us:
+        runner.measure(0, tokens, 0)  # the first use of a shape pays for its kernels
+        took_us = runner.measure(0, tokens, 0)
+        if took_us > longest_us:
             break
     chunk = live.scheduling.prefill_chunk_tokens
     if chunk is not None and chunk <= limit:
@@ -160,22 +190,56 @@ def _prefill_axis(runner: MeasuredRunner, live: LiveConfig) -> tuple[int, ...]:
     return tuple(axis)
 
 
-def _grid(*axes: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    decodes, prefills, contexts = axes
-    return ((d, p, c) for d in decodes for p in prefills for c in contexts)
+def _starts(runner: MeasuredRunner, prefill_axis: tuple[int, ...], longest_us: int) -> dict[int, int]:
+    """How deep a chunk of each prefill size is measured: as deep as the model goes, if that is not too long a step.
+
+    Sizes for which hardly any depth is left take the price of the size before them.
+    """
+    limit = _longest_tokens(runner)
+    starts: dict[int, int] = {}
+    price_us = 0.0
+    for tokens in prefill_axis[1:]:
+        deepest = limit - tokens
+        if deepest < runner.block_tokens:
+            break
+        start = min(deepest, FIRST_DEPTH_TOKENS)
+        took_us = runner.measure(0, tokens, 0)
+        if starts and price_us:
+            start = min(deepest, int((longest_us - took_us) / (price_us * tokens)))
+            if start < runner.block_tokens:
+                break
+        price_us = max(0, runner.measure(0, tokens, 0, start) - took_us) / (tokens * start)
+        if price_us and not starts:
+            start = max(start, min(deepest, int((longest_us - took_us) / (price_us * tokens))))
+        starts[tokens] = start
+    return starts
 
 
-def _empty_step(
-    medians: dict[tuple[int, int, int], int], decode_axis: tuple[int, ...], prefill_axis: tuple[int, ...], context: int
-) -> int:
+def _prior_pair_prices(
+    medians: dict[_Cell, int], prefill_axis: tuple[int, ...], starts: dict[int, int]
+) -> tuple[int, ...]:
+    """Picoseconds per prior pair at each point of the prefill axis."""
+    prices: list[int] = []
+    for tokens in prefill_axis[1:]:
+        if tokens in starts:
+            start = starts[tokens]
+            extra_us = medians[0, tokens, 0, start] - medians[0, tokens, 0, 0]
+            prices.append(max(0, extra_us * 1_000_000 // (tokens * start)))
+        else:
+            prices.append(prices[-1] if prices else 0)
+    return (prices[0], *prices)
+
+
+def _empty_step(medians: dict[_Cell, int], decode_axis: tuple[int, ...], prefill_axis: tuple[int, ...]) -> int:
     first, second = prefill_axis[1], prefill_axis[min(2, len(prefill_axis) - 1)]
-    low, high = medians[0, first, context], medians[0, second, context]
+    low, high = medians[0, first, 0, 0], medians[0, second, 0, 0]
     by_prefill = low - (high - low) * first // (second - first) if second > first else low
-    return max(0, min(by_prefill, low, medians[decode_axis[1], 0, context]))
+    return max(0, min(by_prefill, low, medians[decode_axis[1], 0, 0, 0]))
 
 
 def _kept_path(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig) -> Path:
     key = (
+        _FORMAT,
         runner.description,
         config.scheduling.max_sequences,
         live.scheduling.prefill_chunk_tokens,
@@ -196,15 +260,23 @@ def _kept(runner: MeasuredRunner, path: Path) -> StepTable | None:
         return None
     if table.measured_on != runner.description:
         return None
-    top = (table.decode_axis[-1], table.prefill_axis[1], 0)
-    for cell in ((1, 0, 0), (0, table.prefill_axis[-1], 0), top):
+    for cell in _checked(table, _longest_tokens(runner)):
         runner.measure(*cell)  # warm the shape
-        kept, now = table.predict_us(*cell), statistics.median(runner.measure(*cell) for _ in range(3))
+        d, p, context, start = cell
+        kept = table.predict_us(d, p, context, p * start)
+        now = statistics.median(runner.measure(*cell) for _ in range(3))
         if abs(now - kept) > KEPT_TOLERANCE * kept:
             log.info("kept step table is out of date", extra={"cell": str(cell), "kept_us": kept, "now_us": now})
             return None
     log.info("kept step table taken", extra={"path": str(path)})
     return table
+
+
+def _checked(table: StepTable, longest_tokens: int) -> tuple[_Cell, ...]:
+    """Cells that tell whether a kept table is true: the corners that limits rest on, and a deep chunk."""
+    decodes, prefill = table.decode_axis[-1], table.prefill_axis
+    deep = (0, prefill[1], 0, max(0, min(FIRST_DEPTH_TOKENS, longest_tokens - prefill[1])))
+    return (1, 0, 0, 0), (decodes, 0, 0, 0), (decodes, prefill[len(prefill) // 2], 0, 0), (0, prefill[-1], 0, 0), deep
 
 
 def _keep(table: StepTable, path: Path) -> None:

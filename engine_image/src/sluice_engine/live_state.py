@@ -42,6 +42,7 @@ def engine_state(service: EngineService, identity: Identity) -> EngineState:
         preemptions_total=published.preemptions_total if published is not None else 0,
         derived=engine.derived if engine is not None else None,
         step_cost=engine.step_cost if engine is not None else None,
+        prefill_cost=engine.prefill_cost if engine is not None else None,
         decode_curve_us=engine.decode_curve_us if engine is not None else (),
         table_digest=engine.table_digest if engine is not None else "",
         engine_config_hash=identity.engine_config_hash,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import Request, RequestStatus
-from sluice_engine.core.state import DerivedLimits, FinishedState, PoolState, RequestState, StepCost
+from sluice_engine.core.state import DerivedLimits, FinishedState, PoolState, PrefillCost, RequestState, StepCost
 from sluice_engine.counters import Counters, CountersCopy
 from sluice_engine.tokenizer import Tokenizer
 
@@ -20,6 +20,7 @@ class LoadedEngine:
     tokenizer: Tokenizer
     derived: DerivedLimits
     step_cost: StepCost
+    prefill_cost: PrefillCost
     decode_curve_us: tuple[tuple[int, int], ...]
     """(decode batch, µs of a step that only decodes)."""
     table_digest: str

@@ -88,14 +88,14 @@ class TorchRunner:
         """Run the batch and sample. The plan is not empty."""
         return self._run(plan, self._builder, self._sampler)
 
-    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
-        """µs of one synthetic step whose batch attends to `context_tokens` KV tokens in all, sampling included.
+    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
+        """µs of one synthetic step, sampling included.
 
-        The prefill is the end of one prompt, and every request's share of the context is the same (at least its own
-        tokens, at most the model's length). The step writes to the scratch block alone and reads any others, whatever
-        they hold, so it may run at any time between steps.
+        The decodes attend to `context_tokens` KV tokens, each to the same share (at most the model's length); the
+        prefill is one chunk that begins at `start_tokens`. The step writes to the scratch block alone and reads any
+        others, whatever they hold, so it may run at any time between steps.
         """
-        plan = self._synthetic_plan(decode_requests, prefill_tokens, context_tokens)
+        plan = self._synthetic_plan(decode_requests, prefill_tokens, context_tokens, start_tokens)
         started = time.perf_counter_ns()
         self._run(plan, self._measured, Sampler(), scratch=True)
         return max(1, (time.perf_counter_ns() - started) // 1000)
@@ -115,29 +115,28 @@ class TorchRunner:
             logits = self._model.forward(inputs, self._cache)
             return StepResult(plan.step, sampler.sample(logits, inputs.sampled))
 
-    def _synthetic_plan(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> StepPlan:
+    def _synthetic_plan(
+        self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int
+    ) -> StepPlan:
         self._num_measured += 1
-        chunks = []
-        left = prefill_tokens
-        while left > 0:  # a chunk is no longer than the model's length
-            chunks.append(min(left, self.max_length_tokens))
-            left -= chunks[-1]
-        own = [1] * decode_requests + chunks
-        share = max(0, context_tokens - sum(own)) // len(own)
         longest = min(self.max_length_tokens, self.num_blocks * self.block_tokens)
+        decoded = min(longest, max(1, context_tokens // max(1, decode_requests)))
+        shares = [(decoded - 1, 1)] * decode_requests
+        left = prefill_tokens
+        while left > 0:  # a chunk ends within the model's length
+            shares.append((start_tokens, min(left, longest - start_tokens)))
+            left -= shares[-1][1]
         scheduled = []
         next_block = 0
-        for slot, num_tokens in enumerate(own):
-            end = max(num_tokens, min(num_tokens + share, longest))
+        for slot, (start, num_tokens) in enumerate(shares):
+            end = start + num_tokens
             num_blocks = blocks_for(end, self.block_tokens)
             request = Request(f"synthetic-{slot}", [0] * end, end, SamplingParams(max_tokens=1, temperature=0.0), 0)
             # Different blocks for each, as long as there are any: what is read twice comes from a processor's cache.
             request.blocks = [(next_block + i) % self.num_blocks for i in range(num_blocks)]
             next_block += num_blocks
             # Each measurement is an incarnation of its own, so that no slot keeps the tables of the last.
-            scheduled.append(
-                ScheduledRequest(request, self._num_measured, slot, end - num_tokens, num_tokens, samples=True)
-            )
+            scheduled.append(ScheduledRequest(request, self._num_measured, slot, start, num_tokens, samples=True))
         return StepPlan(0, tuple(scheduled), decode_requests, prefill_tokens, context_tokens)
 
 

@@ -14,7 +14,7 @@ from sluice_engine.calibrate import calibrate
 from sluice_engine.codec import digest
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.derive import derive, step_cost
+from sluice_engine.core.derive import derive, prefill_cost, step_cost
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import LoadingProgress
@@ -46,9 +46,8 @@ def load_engine(
     if not derived.feasible:
         log.warning("promise infeasible", extra={"reason": derived.reason})
     beside = config.scheduling.max_sequences or 1
-    context_tokens = min(
-        capacity.pool_tokens, beside * min(live.slo.reference_prompt_tokens, capacity.max_length_tokens)
-    )
+    per_request = min(live.slo.reference_prompt_tokens, capacity.max_length_tokens)
+    context_tokens, depth = (min(capacity.pool_tokens, n * per_request) for n in (beside, 1))
     scheduler = Scheduler(
         limits,
         BlockPool(runner.num_blocks, runner.block_tokens),
@@ -64,8 +63,13 @@ def load_engine(
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
         derived=derived,
         step_cost=step_cost(
-            table, beside=beside, chunk_tokens=derived.chunk_ceiling_tokens, context_tokens=context_tokens
+            table,
+            beside=beside,
+            chunk_tokens=derived.chunk_ceiling_tokens,
+            context_tokens=context_tokens,
+            start_tokens=depth,
         ),
+        prefill_cost=prefill_cost(table, chunk_tokens=limits.prefill_budget(1, depth), start_tokens=depth),
         decode_curve_us=_decode_curve(table),
         table_digest=digest(table),
         vocab_size=runner.vocab_size,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice_engine.config import ChunkConfig, LiveConfig
 from sluice_engine.core.fit import blocks_for, unfit_reason
-from sluice_engine.core.state import EngineState
+from sluice_engine.core.state import EngineState, PrefillCost
 
 WINDOW_US = 5_000_000
 RATE_HORIZON_US = 30_000_000
@@ -31,12 +31,14 @@ class Limits:
     block_tokens: int
     total_blocks: int
     max_sequences: int
-    chunk_ceiling_tokens: int
     token_budget: int
     inter_token_latency_us: int
     fixed_us: int
     decode_us: int
     per_prefill_token_ns: int
+    """Of a token at the start of its prompt, where the engine tells."""
+    per_prior_pair_ps: int = 0
+    """What each token before it adds to a token of prefill."""
     decode_curve_us: tuple[tuple[int, int], ...] = ()
     chunk: ChunkConfig
     """What is set for every step; the engine obeys it also where more would fit."""
@@ -46,18 +48,21 @@ class Limits:
         """The limits of a ready engine; None while it has not derived any."""
         if state.pool is None or state.derived is None or state.step_cost is None:
             return None
+        prefill = state.prefill_cost or PrefillCost(
+            per_token_ns=state.step_cost.per_prefill_token_ns, per_prior_pair_ps=0
+        )
         return cls(
             max_length_tokens=state.max_length_tokens,
             block_tokens=state.pool.block_tokens,
             total_blocks=state.pool.total_blocks,
             # An engine that cannot keep the promise serves all the same, one request at a time.
             max_sequences=max(1, state.derived.max_sequences),
-            chunk_ceiling_tokens=state.derived.chunk_ceiling_tokens,
             token_budget=state.derived.token_budget,
             inter_token_latency_us=live.slo.inter_token_latency_us,
             fixed_us=state.step_cost.fixed_us,
             decode_us=state.step_cost.decode_us,
-            per_prefill_token_ns=state.step_cost.per_prefill_token_ns,
+            per_prefill_token_ns=prefill.per_token_ns,
+            per_prior_pair_ps=prefill.per_prior_pair_ps,
             decode_curve_us=tuple(sorted(state.decode_curve_us)),
             chunk=live.scheduling,
         )
@@ -87,8 +92,10 @@ class Limits:
             low = point
         return curve[-1][1]
 
-    def chunk_tokens(self, decodes: int) -> int:
-        """Prefill that one step carries beside this many decodes: the engine's own rule, and at least 1.
+    def chunk_tokens(self, decodes: int, depth_tokens: int = 0) -> int:
+        """Prefill that one step carries beside this many decodes, so deep in its prompts: the engine's own rule.
+
+        At least 1.
 
         A chunk that is set binds in every step. Else an engine that decodes nothing spends its whole budget, and one
         that decodes moves a block at least.
@@ -99,24 +106,34 @@ class Limits:
         if decodes <= 0:
             return max(1, left)
         room_us = self.inter_token_latency_us - self.decode_step_us(decodes)
-        by_cost = room_us * 1000 // max(1, self.per_prefill_token_ns)
-        return max(1, min(left, max(self.block_tokens, min(self.chunk_ceiling_tokens, by_cost))))
+        price_ns = self.per_prefill_token_ns + depth_tokens * self.per_prior_pair_ps // 1000
+        by_cost = room_us * 1000 // max(1, price_ns)
+        return max(1, min(left, max(self.block_tokens, by_cost)))
 
-    def share_tokens(self, decodes: int, requests: int) -> int:
+    def share_tokens(self, decodes: int, requests: int, depth_tokens: int = 0) -> int:
         """What this many requests together get of one step's prefill, while nobody else computes any."""
-        chunk, most = self.chunk_tokens(decodes), self.chunk.max_prefill_tokens_per_request
+        chunk, most = self.chunk_tokens(decodes, depth_tokens), self.chunk.max_prefill_tokens_per_request
         return chunk if most is None else min(chunk, most * max(1, requests))
 
-    def prefill_us(self, queue_tokens: int, own_tokens: int, decodes: int, *, own_requests: int = 1) -> int:
+    def prior_pairs(self, computed_tokens: int, remaining_tokens: int, decodes: int) -> int:
+        """Pairs of a prompt's remaining tokens with those that are computed before each one's step."""
+        chunk = self.chunk_tokens(decodes, computed_tokens + remaining_tokens // 2)
+        return remaining_tokens * computed_tokens + remaining_tokens * max(0, remaining_tokens - chunk) // 2
+
+    def prefill_us(
+        self, queue_tokens: int, own_tokens: int, decodes: int, *, own_requests: int = 1, prior_pairs: int = 0
+    ) -> int:
         """Time until the own prefill is computed, behind a queue and beside this many decodes.
 
         Whenever the own requests get less than their share, the queue takes the rest of that step whole: so a step
-        each chunk of queue and each share of one's own are enough.
+        each chunk of queue and each share of one's own are enough. `prior_pairs`: of all this prefill.
         """
-        chunk, share = self.chunk_tokens(decodes), self.share_tokens(decodes, own_requests)
-        steps = -(-(queue_tokens * share + own_tokens * chunk) // (chunk * share))
         tokens = queue_tokens + own_tokens
-        return steps * self.decode_step_us(decodes) + tokens * self.per_prefill_token_ns // 1000
+        depth = prior_pairs // max(1, tokens)
+        chunk, share = self.chunk_tokens(decodes, depth), self.share_tokens(decodes, own_requests, depth)
+        steps = -(-(queue_tokens * share + own_tokens * chunk) // (chunk * share))
+        prefill_ns = tokens * self.per_prefill_token_ns + prior_pairs * self.per_prior_pair_ps // 1000
+        return steps * self.decode_step_us(decodes) + prefill_ns // 1000
 
 
 class Growth(NamedTuple):
@@ -243,9 +260,12 @@ def predicted_ttft_us(
     own_tokens: int,
     decodes: int,
     own_requests: int = 1,
+    prior_pairs: int = 0,
     step_left_us: int = 0,
     bias: float = 1.0,
 ) -> int:
     """Time to the first token of a request that enters now, behind `queue_tokens` of other prefill."""
-    prefill_us = limits.prefill_us(queue_tokens, own_tokens, decodes, own_requests=own_requests)
+    prefill_us = limits.prefill_us(
+        queue_tokens, own_tokens, decodes, own_requests=own_requests, prior_pairs=prior_pairs
+    )
     return int((step_left_us + prefill_us) * bias)

@@ -146,11 +146,15 @@ class Room:
     def predicted_ttft_us(self, limits: Limits, cost: Cost, now_us: int) -> int:
         """Time to the first token of a call that enters now, before the bias."""
         inside = self._inside(now_us)
+        queue = [choice for choice in inside if choice.prefilling]
+        parts = [(choice.computed_tokens, choice.remaining_tokens) for choice in queue]
+        parts += [(0, choice.prompt_tokens) for choice in cost.choices]
         return predicted_ttft_us(
             limits,
-            queue_tokens=sum(choice.remaining_tokens for choice in inside if choice.prefilling),
+            queue_tokens=sum(choice.remaining_tokens for choice in queue),
             own_tokens=cost.prefill_tokens,
             own_requests=len(cost.choices),
+            prior_pairs=sum(limits.prior_pairs(computed, left, len(inside)) for computed, left in parts),
             # Everybody ahead decodes by the time this one prefills.
             decodes=len(inside),
             step_left_us=max(0, self._step_ends_us - now_us),

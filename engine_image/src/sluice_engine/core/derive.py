@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice_engine.config import ChunkConfig, SchedulerConfig, SLOConfig
-from sluice_engine.core.state import DerivedLimits, StepCost
+from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.steptime import ChunkCeiling, StepTimes
 
 
@@ -45,7 +45,7 @@ class StepLimits:
     block_tokens: int
 
     def prefill_budget(self, decode_requests: int, context_tokens: int) -> int:
-        """Most prefill tokens of a step beside these decodes."""
+        """Most prefill tokens of a step beside these decodes, all of them at the start of their prompts."""
         left = self.token_budget - decode_requests
         if self.prefill_chunk_tokens is not None:
             return max(0, min(left, self.prefill_chunk_tokens))
@@ -53,6 +53,19 @@ class StepLimits:
             return left
         # One block at least: where even that breaks the promise, a full batch of decodes must not lock prefill out.
         return max(0, min(left, max(self.ceiling(decode_requests, context_tokens), self.block_tokens)))
+
+    def chunk_share(
+        self, decode_requests: int, context_tokens: int, start_tokens: int, prefill_tokens: int, prior_pairs: int
+    ) -> int:
+        """Most tokens of one more chunk that starts at `start_tokens`, beside what the step prefills already.
+
+        It is `prefill_budget` seen from a depth: only where the engine derives the chunk, and something decodes, is a
+        deep chunk smaller for it.
+        """
+        if self.prefill_chunk_tokens is not None or decode_requests == 0:
+            return self.token_budget
+        more = self.ceiling.beside(decode_requests, context_tokens, start_tokens, prefill_tokens, prior_pairs)
+        return max(more, self.block_tokens - prefill_tokens)
 
 
 def derive(
@@ -66,12 +79,14 @@ def derive(
     promise = slo.inter_token_latency_us
     ceiling = ChunkCeiling(times, promise, search_up_to_tokens=capacity.max_prefill_tokens)
     per_request = min(slo.reference_prompt_tokens, capacity.max_length_tokens)
+    # A promise that holds for prompts of this length holds for their last chunk.
+    depth = min(per_request, capacity.pool_tokens)
 
     def context(b: int) -> int:
         return min(capacity.pool_tokens, b * per_request)
 
     def c(b: int) -> int:
-        return ceiling(b, context(b))
+        return ceiling(b, context(b), depth)
 
     most = min(capacity.num_blocks, capacity.max_decode_requests)
     if scheduling.token_budget is not None:
@@ -90,7 +105,7 @@ def derive(
         sequences = set_sequences if c(set_sequences) >= needed else 0
     if sequences == 0:
         beside = set_sequences or 1
-        least_itl = times.bound_us(beside, needed, context(beside))
+        least_itl = times.bound_us(beside, needed, context(beside), needed * depth)
         what = f"a prefill chunk of {needed} tokens" if set_chunk else f"one block of prefill ({needed} tokens)"
         reason = (
             f"a step with {what} beside {_decodes(beside)} takes {_ms(least_itl)}, "
@@ -101,7 +116,9 @@ def derive(
     budget = scheduling.token_budget
     if budget is None:
         budget = (
-            sequences + set_chunk if set_chunk is not None else max(b + max(c(b), block) for b in _samples(sequences))
+            sequences + set_chunk
+            if set_chunk is not None
+            else max(b + max(ceiling(b, context(b)), block) for b in _samples(sequences))
         )
     elif not reason and set_sequences is not None and budget <= set_sequences and set_sequences > 1:
         reason = f"tokenBudget {budget} leaves no prefill beside {sequences} decodes; raise it above {sequences}"
@@ -113,14 +130,13 @@ def derive(
         ceiling=ceiling,
         block_tokens=block,
     )
-    reference = min(per_request, capacity.pool_tokens)
-    alone = idle_ttft_us(reference, limits, times)
-    promised = slo.ttft_promise_us(reference)
+    alone = idle_ttft_us(depth, limits, times)
+    promised = slo.ttft_promise_us(depth)
     least_ttft = 0
     if alone > promised:
         least_ttft = alone
         ttft_reason = (
-            f"an idle pod needs {_ms(alone)} for the first token of a {reference}-token prompt, "
+            f"an idle pod needs {_ms(alone)} for the first token of a {depth}-token prompt, "
             f"the promise is {_ms(promised)}; the least that would work is {_ms(alone)}"
         )
         reason = f"{reason}; {ttft_reason}" if reason else ttft_reason
@@ -145,23 +161,38 @@ def idle_ttft_us(prompt_tokens: int, limits: StepLimits, times: StepTimes) -> in
     total, done = 0, 0
     while done < prompt_tokens:
         tokens = min(max(1, per_step), prompt_tokens - done)
+        total += times.bound_us(0, tokens, 0, tokens * done)
         done += tokens
-        total += times.bound_us(0, tokens, done)
     return total
 
 
-def step_cost(times: StepTimes, *, beside: int, chunk_tokens: int, context_tokens: int) -> StepCost:
+def step_cost(
+    times: StepTimes, *, beside: int, chunk_tokens: int, context_tokens: int, start_tokens: int = 0
+) -> StepCost:
     """Three integers whose sum reproduces the ceiling at this promise, rounded up: what CEL can compute with.
 
-    The price of a prefill token is the secant from no prefill to `chunk_tokens`, so that the line meets the curve
-    exactly where the promise binds.
+    The price of a prefill token is the secant from no prefill to a chunk of `chunk_tokens` at `start_tokens`, so that
+    the line meets the curve exactly where the promise binds.
     """
     floor = times.bound_us(beside, 0, context_tokens)
     reach = max(1, chunk_tokens)
-    slope_ns = max(0, -(-(times.bound_us(beside, reach, context_tokens) - floor) * 1000 // reach))
-    intercept = times.bound_us(0, reach, context_tokens) - reach * slope_ns // 1000
+    pairs = reach * start_tokens
+    slope_ns = max(0, -(-(times.bound_us(beside, reach, context_tokens, pairs) - floor) * 1000 // reach))
+    intercept = times.bound_us(0, reach, 0, pairs) - reach * slope_ns // 1000
     fixed = min(max(0, intercept), floor)
     return StepCost(fixed_us=fixed, decode_us=floor - fixed, per_prefill_token_ns=slope_ns)
+
+
+def prefill_cost(times: StepTimes, *, chunk_tokens: int, start_tokens: int) -> PrefillCost:
+    """What a prefill token costs at the start of a prompt, and what each token before it adds."""
+    reach = max(1, chunk_tokens)
+    empty, shallow = times.bound_us(1, 0, 0), times.bound_us(1, reach, 0)
+    pairs = reach * max(1, start_tokens)
+    deep = times.bound_us(1, reach, 0, pairs)
+    return PrefillCost(
+        per_token_ns=max(0, -(-(shallow - empty) * 1000 // reach)),
+        per_prior_pair_ps=max(0, (deep - shallow) * 1_000_000 // pairs),
+    )
 
 
 def _largest(most: int, holds: Callable[[int], bool]) -> int:

@@ -48,7 +48,9 @@ class StepPlan:
     decode_requests: int
     prefill_tokens: int
     context_tokens: int
-    """Tokens of KV that the batch attends to, the step's own included."""
+    """KV tokens that the decodes attend to, their own included."""
+    prior_pairs: int = 0
+    """Query–key pairs of the prefill with tokens computed before this step."""
     preempted: tuple[Preemption, ...] = ()
     idle_reason: IdleReason | None = None
     """Why nothing runs; None when something does."""

@@ -38,6 +38,7 @@ class _Step:
         self.decodes = 0
         self.prefill = 0
         self.context = 0
+        self.prior_pairs = 0
         self.preempted: list[Preemption] = []
 
     def put(self, request: Request, num_tokens: int, *, is_decode: bool) -> None:
@@ -46,11 +47,12 @@ class _Step:
         samples = end == request.num_tokens
         self.entries[request] = ScheduledRequest(request, request.incarnation, request.slot, start, num_tokens, samples)
         self.tokens_left -= num_tokens
-        self.context += end
         if is_decode:
             self.decodes += 1
+            self.context += end
         else:
             self.prefill += num_tokens
+            self.prior_pairs += num_tokens * start
             self.prefill_left -= num_tokens
 
     def take_back(self, request: Request) -> None:
@@ -59,11 +61,12 @@ class _Step:
         if entry is None:
             return
         self.tokens_left += entry.num_tokens
-        self.context -= entry.start + entry.num_tokens
         if is_decoding(request):
             self.decodes -= 1
+            self.context -= entry.start + entry.num_tokens
         else:
             self.prefill -= entry.num_tokens
+            self.prior_pairs -= entry.num_tokens * entry.start
             self.prefill_left += entry.num_tokens
 
 
@@ -142,7 +145,7 @@ class Scheduler:
         step = _Step(self.limits.token_budget)
         free_before = self.pool.num_free
         self._schedule_decodes(step)
-        step.prefill_left = self.limits.prefill_budget(step.decodes, self._context(step))
+        step.prefill_left = self.limits.prefill_budget(step.decodes, step.context)
         self._schedule_prefills(step)
         held_back = self._schedule_entry(step, now_us)
         entries = tuple(step.entries.values())
@@ -152,10 +155,11 @@ class Scheduler:
             decode_requests=step.decodes,
             prefill_tokens=step.prefill,
             context_tokens=step.context,
+            prior_pairs=step.prior_pairs,
             preempted=tuple(step.preempted),
             idle_reason=None if entries else (held_back or "no_requests"),
             waiting_reasons=((held_back, len(self.waiting)),) if held_back and len(self.waiting) else (),
-            predicted_us=self.times.predict_us(step.decodes, step.prefill, step.context) if entries else 0,
+            predicted_us=self._predict_us(step) if entries else 0,
             tokens_left=step.tokens_left,
             prefill_left=step.prefill_left,
             free_blocks_before=free_before,
@@ -221,12 +225,20 @@ class Scheduler:
     def _prefill_share(self, request: Request, step: _Step) -> int:
         share = min(request.num_tokens - request.num_computed, step.tokens_left, step.prefill_left)
         cap = self.limits.max_prefill_tokens_per_request
-        return share if cap is None else min(share, cap)
+        if cap is not None:
+            share = min(share, cap)
+        if share > 0 and (request.num_computed or step.prior_pairs):
+            # The budget was made for the start of a prompt: a chunk that lies deeper costs more.
+            share = min(
+                share,
+                self.limits.chunk_share(
+                    step.decodes, step.context, request.num_computed, step.prefill, step.prior_pairs
+                ),
+            )
+        return share
 
-    def _context(self, step: _Step) -> int:
-        """KV tokens that the decodes and the unfinished prefills attend to: what the ceiling is asked for."""
-        unfinished = sum(r.num_computed for r in self.running if r not in step.entries)
-        return step.context + unfinished
+    def _predict_us(self, step: _Step) -> int:
+        return self.times.predict_us(step.decodes, step.prefill, step.context, step.prior_pairs)
 
     def _grow(self, request: Request, num_tokens: int, step: _Step) -> bool:
         """Hold blocks for `num_tokens`, preempting if it must; False when the request cannot run in this step."""
@@ -264,7 +276,7 @@ class Scheduler:
     def _recompute_us(self, victim: Request) -> int:
         """What its state costs to compute again beside other work: the step with it less the step without."""
         tokens = victim.num_computed
-        with_it, without = (self.times.predict_us(1, n, n) for n in (tokens, 0))
+        with_it, without = (self.times.predict_us(1, n, 0) for n in (tokens, 0))
         return max(0, with_it - without)
 
     def _release(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 
@@ -24,12 +24,25 @@ class LoadingProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """The measured cost of a mixed step: fixed + per prefill token × prefill tokens + decode, rounded up."""
+    """The measured cost of a mixed step: fixed + per prefill token × prefill tokens + decode, rounded up.
+
+    Its chunk is the last of a prompt of the reference length: a promise holds to there.
+    """
 
     fixed_us: int
     decode_us: int
     """decode(b) at b = maxSequences where that is set, else 1."""
     per_prefill_token_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCost:
+    """What prefill adds to a step, wherever in its prompt it lies: what a time to first token is predicted with."""
+
+    per_token_ns: int
+    """Of a token at the start of its prompt."""
+    per_prior_pair_ps: int
+    """Per token of prefill and token computed before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +56,7 @@ class DerivedLimits:
     """Least promise that would work, when infeasible for the inter-token latency."""
     least_time_to_first_token_us: int = 0
     chunk_ceiling_tokens: int = 0
-    """c(1), or the chunk that is set: the most prefill a step may carry beside decodes."""
+    """The chunk that is set, or c(1) at the end of a prompt of the reference length; nearer to its start more fits."""
     token_budget: int = 0
     max_sequences: int = 0
     kv_capacity_tokens: int = 0
@@ -114,6 +127,7 @@ class EngineState:
     preemptions_total: int = 0
     derived: DerivedLimits | None = None
     step_cost: StepCost | None = None
+    prefill_cost: PrefillCost | None = None
     decode_curve_us: tuple[tuple[int, int], ...] = ()
     """(decode batch, µs of a step that only decodes): what a gate needs to predict gaps."""
     table_digest: str = ""

@@ -1,8 +1,12 @@
 """What a step costs, and how much prefill fits beside b decodes inside a promise.
 
-A mixed step costs fixed + per prefill token × prefill tokens + decode(b). Two sources answer the same questions:
-`PlanningProfile`, for examples and for `sluice check` before anything was measured, and `StepTable`, which the engine
-fills on its own machine. Durations are integer microseconds.
+A mixed step costs fixed + per prefill token × prefill tokens + decode(b), and more the deeper its chunks lie in their
+prompts. Two sources answer the same questions: `PlanningProfile`, for examples and for `sluice check` before anything
+was measured, and `StepTable`, which the engine fills on its own machine. Durations are integer microseconds.
+
+A step is told by four numbers: how many requests decode, how many tokens of prefill there are, how many KV tokens the
+decodes attend to (context), and how many *prior pairs* there are: query–key pairs of the step's prefill tokens with
+tokens that were computed before the step, Σ chunk tokens × chunk start. (decision 2)
 """
 
 from __future__ import annotations
@@ -24,11 +28,11 @@ DEFAULT_TAIL_RATIO = 1.15
 class StepTimes(Protocol):
     """Answers of a step-time source."""
 
-    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
-        """Median cost of a step. `context_tokens`: all KV tokens that the batch attends to."""
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        """Median cost of a step."""
         ...
 
-    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
         """Cost at the promise's target percentile, host overhead included: what a promise is held against."""
         ...
 
@@ -44,21 +48,23 @@ class PlanningProfile:
     per_prefill_token_ns: int = 35_000
     decode_us: int = 10_000
 
-    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
-        """Cost of a step; the context does not matter here."""
-        del context_tokens
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        """Cost of a step; context and depth do not matter here."""
+        del context_tokens, prior_pairs
         share = self.decode_us if decode_requests else 0
         return self.fixed_us + -(-prefill_tokens * self.per_prefill_token_ns // 1000) + share
 
-    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
         """The constants are taken as bounds."""
-        return self.predict_us(decode_requests, prefill_tokens, context_tokens)
+        return self.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
     """Medians measured on a grid of decode batch × prefill tokens × context tokens, with linear interpolation.
 
+    The grid's prefill is one chunk at the start of its prompt; what depth adds is a price per prior pair, measured at
+    each prefill size. Attention's time is added to that of the matrix products, so the price is not a fourth axis.
     Axes rise strictly and start at 0. Beyond its last point an axis is extended along its last interval;
     `extrapolates` says so, and derived limits never rest on such a cell.
     """
@@ -68,6 +74,8 @@ class StepTable:
     context_axis: tuple[int, ...]
     median_us: tuple[int, ...]
     """Row-major: [decode][prefill][context]."""
+    prior_pair_ps: tuple[int, ...] = ()
+    """Picoseconds per prior pair at each point of the prefill axis; none: depth costs nothing."""
     tail_ratio: float = DEFAULT_TAIL_RATIO
     host_overhead_us: int = 0
     """Time of a step outside the model: planning, sampling's bookkeeping, delivery."""
@@ -82,9 +90,12 @@ class StepTable:
         for axis in (self.decode_axis, self.prefill_axis, self.context_axis):
             if len(axis) < 2 or axis[0] != 0 or any(a >= b for a, b in pairwise(axis)):
                 raise ValueError(f"step table axis {axis} must start at 0 and rise")
+        if self.prior_pair_ps and len(self.prior_pair_ps) != len(self.prefill_axis):
+            prices, sizes = len(self.prior_pair_ps), len(self.prefill_axis)
+            raise ValueError(f"step table has {prices} prices of prior pairs for {sizes} prefill sizes")
 
-    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
-        """Median cost by trilinear interpolation."""
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        """Median cost by trilinear interpolation, and what the prior pairs add."""
         d0, d1, dw = _locate(self.decode_axis, decode_requests)
         p0, p1, pw = _locate(self.prefill_axis, prefill_tokens)
         c0, c1, cw = _locate(self.context_axis, context_tokens)
@@ -100,11 +111,16 @@ class StepTable:
             return low + (along_context(d, p1) - low) * pw
 
         low = along_prefill(d0)
-        return max(0, round(low + (along_prefill(d1) - low) * dw))
+        cost = low + (along_prefill(d1) - low) * dw
+        if prior_pairs and self.prior_pair_ps:
+            prices = self.prior_pair_ps
+            # Beyond the largest measured chunk its price stays: a line that falls would promise work for nothing.
+            cost += prior_pairs * (prices[p0] + (prices[p1] - prices[p0]) * min(pw, 1.0)) / 1_000_000
+        return max(0, round(cost))
 
-    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> int:
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
         """Median × tail ratio + host overhead."""
-        median = self.predict_us(decode_requests, prefill_tokens, context_tokens)
+        median = self.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
         return round(median * self.tail_ratio) + self.host_overhead_us
 
     def extrapolates(self, decode_requests: int, prefill_tokens: int) -> bool:
@@ -122,37 +138,54 @@ def _locate(axis: Sequence[int], value: int) -> tuple[int, int, float]:
 class ChunkCeiling:
     """c(b): the largest prefill sum whose step, beside b decodes, stays within the inter-token promise."""
 
-    # Contexts are rounded up to this many tokens, so that a step asks a question that was asked before.
-    CONTEXT_GRAIN_TOKENS = 512
+    # Contexts and depths are rounded up to this many tokens, so that a step asks a question that was asked before.
+    GRAIN_TOKENS = 512
     MAX_KEPT = 1 << 16
 
     def __init__(self, times: StepTimes, promise_us: int, *, search_up_to_tokens: int = 1 << 20) -> None:
         self.times = times
         self.promise_us = promise_us
         self._search_up_to = search_up_to_tokens
-        self._kept: dict[tuple[int, int], int] = {}
+        self._kept: dict[tuple[int, int, int], int] = {}
 
-    def __call__(self, decode_requests: int, context_tokens: int = 0) -> int:
-        """Tokens; 0 when even the decodes alone are over the promise."""
-        grain = -(-context_tokens // self.CONTEXT_GRAIN_TOKENS)
-        key = (decode_requests, grain)
+    def __call__(self, decode_requests: int, context_tokens: int = 0, start_tokens: int = 0) -> int:
+        """Tokens of one chunk that starts so deep in its prompt; 0 when even the decodes alone are over the promise."""
+        context, start = (-(-tokens // self.GRAIN_TOKENS) for tokens in (context_tokens, start_tokens))
+        key = (decode_requests, context, start)
         ceiling = self._kept.get(key)
         if ceiling is None:
             if len(self._kept) >= self.MAX_KEPT:
                 self._kept.clear()
-            ceiling = self._kept[key] = self._search(decode_requests, grain * self.CONTEXT_GRAIN_TOKENS)
+            ceiling = self._search(decode_requests, context * self.GRAIN_TOKENS, start * self.GRAIN_TOKENS, 0, 0)
+            self._kept[key] = ceiling
         return ceiling
 
-    def _search(self, decode_requests: int, context_tokens: int) -> int:
-        def keeps(prefill_tokens: int) -> bool:
-            return self.times.bound_us(decode_requests, prefill_tokens, context_tokens) <= self.promise_us
+    def beside(
+        self, decode_requests: int, context_tokens: int, start_tokens: int, prefill_tokens: int, prior_pairs: int
+    ) -> int:
+        """Tokens of one more chunk that starts so deep, beside what the step prefills already."""
+        if not prefill_tokens:
+            return self(decode_requests, context_tokens, start_tokens)
+        if not start_tokens and not prior_pairs:
+            return max(0, self(decode_requests, context_tokens) - prefill_tokens)
+        context_tokens = -(-context_tokens // self.GRAIN_TOKENS) * self.GRAIN_TOKENS
+        return self._search(decode_requests, context_tokens, start_tokens, prefill_tokens, prior_pairs)
 
-        if not keeps(1):
+    def _search(
+        self, decode_requests: int, context_tokens: int, start_tokens: int, prefill_tokens: int, prior_pairs: int
+    ) -> int:
+        def keeps(tokens: int) -> bool:
+            pairs = prior_pairs + tokens * start_tokens
+            bound_us = self.times.bound_us(decode_requests, prefill_tokens + tokens, context_tokens, pairs)
+            return bound_us <= self.promise_us
+
+        most = self._search_up_to - prefill_tokens
+        if most < 1 or not keeps(1):
             return 0
         low, high = 1, 2  # doubling first: a noisy table need not be monotone, so the first failure bounds the search
-        while high <= self._search_up_to and keeps(high):
+        while high <= most and keeps(high):
             low, high = high, high * 2
-        high = min(high, self._search_up_to + 1)
+        high = min(high, most + 1)
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if keeps(middle) else (low, middle)

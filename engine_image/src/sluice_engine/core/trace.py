@@ -35,6 +35,7 @@ class StepRecord:
     decode_requests: int
     prefill_tokens: int
     context_tokens: int
+    prior_pairs: int
     scheduled: tuple[ScheduledRecord, ...]
     preempted: tuple[Preemption, ...]
     waiting_reasons: dict[str, int]
@@ -56,6 +57,7 @@ def record_of(plan: StepPlan, start_us: int, real_us: int) -> StepRecord:
         decode_requests=plan.decode_requests,
         prefill_tokens=plan.prefill_tokens,
         context_tokens=plan.context_tokens,
+        prior_pairs=plan.prior_pairs,
         scheduled=tuple(
             ScheduledRecord(
                 request_id=entry.request.id,

@@ -130,9 +130,9 @@ def judge(spec: ServiceSpec, times: StepTimes, source: str) -> Verdict:
     )
     slo = spec.live.slo
     derived, limits = derive(slo, spec.scheduling, spec.live.scheduling, times, capacity)
-    ceiling = ChunkCeiling(times, slo.inter_token_latency_us, search_up_to_tokens=capacity.max_prefill_tokens)(1)
-    chunk = spec.live.scheduling.prefill_chunk_tokens or ceiling
-    return _verdict(spec, source, derived, limits, times, ceiling, chunk)
+    depth = min(slo.reference_prompt_tokens, capacity.max_length_tokens)
+    ceiling = ChunkCeiling(times, slo.inter_token_latency_us, search_up_to_tokens=capacity.max_prefill_tokens)
+    return _verdict(spec, source, derived, limits, times, ceiling(1, depth, depth), depth)
 
 
 def _verdict(  # what it is made of
@@ -142,9 +142,10 @@ def _verdict(  # what it is made of
     limits: StepLimits,
     times: StepTimes,
     ceiling: int,
-    chunk: int,
+    depth: int,
 ) -> Verdict:
     slo = spec.live.slo
+    chunk = spec.live.scheduling.prefill_chunk_tokens or ceiling
     return Verdict(
         name=spec.name,
         source=source,
@@ -153,7 +154,7 @@ def _verdict(  # what it is made of
         reason=derived.reason,
         chunk_ceiling_tokens=ceiling,
         prefill_chunk_tokens=chunk,
-        chunk_step_us=times.bound_us(1, chunk, 0),
+        chunk_step_us=times.bound_us(1, chunk, depth, chunk * depth),
         inter_token_latency_us=slo.inter_token_latency_us,
         token_budget=derived.token_budget,
         max_sequences=derived.max_sequences,
@@ -179,6 +180,8 @@ def explain(verdict: Verdict) -> list[str]:
         tell("", "an assumption, not a measurement of your machine; --table FILE judges by a measured one,")
         tell("", "kept by `sluice run` in ~/.cache/sluice/step-times")
     tell("chunk ceiling", f"{verdict.chunk_ceiling_tokens:,} prefill tokens beside a decode within {within}")
+    if verdict.is_measured:
+        tell("", f"at the end of a prompt of {prompt:,} tokens; nearer to its start more fits into a step")
     takes = f"such a step takes {_ms(verdict.chunk_step_us)}"
     tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
     alone = f"{_ms(verdict.idle_ttft_us)} for {prompt:,} prompt tokens in an idle pod"
