@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import aiohttp
+
+from sluice_sidecar.measure import percentile
 
 VOCABULARY = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
@@ -46,12 +46,6 @@ class Load:
             for label, percent in (("p50", 50), ("p99", 99), ("max", 100)):
                 figures[f"{name}_{label}_ms"] = round(percentile(values, percent) * 1000, 1) if values else 0.0
         return figures
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def prompt(rng: random.Random, low: int = 32, high: int = 256) -> str:

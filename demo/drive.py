@@ -7,11 +7,10 @@ only, so the same file serves the local demo and the one on a Kubernetes node.
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
-import math
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,8 @@ import aiohttp
 from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
+
+from sluice_sidecar.measure import percentile
 
 CONVERSATIONS = 12
 LONG_PROMPT_WORDS = 2_950
@@ -52,12 +53,6 @@ class Call:
     message: str = ""
     come_back_s: float | None = None
     request_id: str = ""
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tokens: int) -> Call:
@@ -167,20 +162,24 @@ def show_promise(console: Console, calls: list[Call], ttft_s: float, itl_s: floa
 
 
 def show_refusals(console: Console, calls: list[Call]) -> None:
-    """Who was refused, why, and when to come back."""
+    """How many were refused for which reason, who, and when to come back."""
     refused = [call for call in calls if call.refused]
     if not refused:
         console.print("Nobody was refused.")
         return
     table = Table(title="Refused at the door")
-    for column in ("who", "reason", "come back in", "in words"):
-        table.add_column(column)
-    for call in refused[:6]:
-        back = "-" if call.come_back_s is None else f"{call.come_back_s:.1f} s"
-        table.add_row(call.name, call.refused, back, call.message[:110])
+    for column in ("reason", "calls", "come back in", "who", "in words, one of them"):
+        table.add_column(column, justify="right" if column == "calls" else "left")
+    reasons = collections.Counter(call.refused for call in refused)
+    for reason, count in reasons.most_common():
+        some = [call for call in refused if call.refused == reason]
+        backs = sorted(call.come_back_s for call in some if call.come_back_s is not None)
+        back = (
+            f"{backs[0]:.1f} to {backs[-1]:.1f} s" if len(backs) > 1 else f"{backs[0]:.1f} s" if backs else "not said"
+        )
+        who = ", ".join(f"{number} × {group}" for group, number in collections.Counter(c.group for c in some).items())
+        table.add_row(reason, str(count), back, who, some[0].message)
     console.print(table)
-    if len(refused) > 6:
-        console.print(f"… and {len(refused) - 6} more.")
 
 
 def show_steps(console: Console, steps: list[dict[str, Any]], names: dict[str, str]) -> None:

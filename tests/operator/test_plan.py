@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_engine import codec
-from sluice_operator.plan import Applied, Key, Observed, key, plan, version
+from sluice_operator.plan import Applied, Key, Observed, Plan, key, plan, version
 from sluice_operator.pod_template import Object
 from sluice_operator.render import objects
 
@@ -41,7 +41,7 @@ def test_all_is_created_where_nothing_is() -> None:
 def test_nothing_is_sent_when_all_is_as_it_was_applied() -> None:
     owned, applied = held(*DESIRED)
 
-    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied).is_empty
+    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied) == Plan()
 
 
 @given(st.sets(st.sampled_from(range(len(DESIRED)))))
@@ -63,7 +63,7 @@ def test_a_status_that_moves_is_no_drift() -> None:
 
     deployment["metadata"]["resourceVersion"] = "12345"
 
-    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied).is_empty
+    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied) == Plan()
 
 
 def test_after_a_restart_everything_is_applied_once_more() -> None:
@@ -80,8 +80,7 @@ def test_what_belongs_to_another_owner_is_left_alone() -> None:
 
     todo = plan(DESIRED, scene.UID, Observed(owned=owned), applied)
 
-    assert todo.foreign == (("Service", "chat"),)
-    assert todo.is_empty
+    assert todo == Plan(foreign=(("Service", "chat"),))
 
 
 def test_what_is_being_deleted_is_waited_for() -> None:
@@ -103,7 +102,7 @@ def test_an_old_config_map_stays_while_a_replica_set_names_it() -> None:
     owned["ConfigMap", "chat-config-old"] = config_map("chat-config-old")
     named = scene.replica_set("old", 1, config_maps=("chat-config-old",))
 
-    assert plan(DESIRED, scene.UID, Observed(owned=owned, replica_sets=[named]), applied).is_empty
+    assert plan(DESIRED, scene.UID, Observed(owned=owned, replica_sets=[named]), applied) == Plan()
     assert plan(DESIRED, scene.UID, Observed(owned=owned), applied).delete == (("ConfigMap", "chat-config-old"),)
 
 
@@ -111,7 +110,7 @@ def test_a_config_map_of_somebody_else_is_never_deleted() -> None:
     owned, applied = held(*DESIRED)
     owned["ConfigMap", "theirs"] = as_held(config_map("theirs"), uid="somebody-else")
 
-    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied).is_empty
+    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied) == Plan()
 
 
 def test_an_account_of_ours_goes_once_the_user_names_their_own() -> None:

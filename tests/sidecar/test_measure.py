@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config
-from sluice_sidecar.measure import Bias, GoodRequests, QuantileWindow, Residence, StreamTimes
+from sluice_sidecar.measure import Bias, GoodRequests, QuantileWindow, Residence, StreamTimes, percentile
 
 S = 1_000_000
 
@@ -111,3 +111,17 @@ def test_a_tiny_prediction_weighs_little() -> None:
     bias.learn(predicted_us=1_000_000, actual_us=1_000_000)
 
     assert bias.factor < 1.05
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        pytest.param([3, 1, 2], 50, 2, id="the-middle-one"),
+        pytest.param([3, 1, 2], 100, 3, id="the-largest"),
+        pytest.param([3, 1, 2], 0, 1, id="never-below-the-smallest"),
+        pytest.param(list(range(1, 101)), 99, 99, id="one-in-a-hundred-is-above"),
+        pytest.param([7], 99, 7, id="a-single-one"),
+    ],
+)
+def test_a_percentile_is_one_of_the_values(values: list[int], percent: float, expected: int) -> None:
+    assert percentile(values, percent) == expected

@@ -43,57 +43,64 @@ def read_metadata(path: Path) -> dict[str, Value]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata()
+            return HeaderReader(data).metadata()
     except OSError as error:
         raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
     except (ValueError, struct.error, IndexError, OverflowError) as error:
         raise ModelUnavailable(f"{path} is not a sound GGUF file: {error}", "ModelCorrupt") from error
 
 
-class _Reader:
-    """A cursor over the mapped file."""
+class HeaderReader:
+    """A cursor over the mapped file: the metadata, then, for whoever goes on, the tensor directory."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._at = 0
+        self.at = 0
+        """Byte that is read next."""
 
     def metadata(self) -> dict[str, Value]:
+        """Key → value, from the beginning of the file.
+
+        Raises:
+            ValueError: not GGUF, another version, or damaged. `struct.error`, `IndexError` where it is cut short.
+        """
         magic, version, _tensors, num_keys = _HEAD.unpack_from(self._data, 0)
         if magic != b"GGUF":
             raise ValueError("it does not start with GGUF")
         if version not in {2, 3}:
             raise ValueError(f"version {version} is not supported; 2 and 3 are")
-        self._at = _HEAD.size
-        return {self._string(): self._value(self._unpack(_TYPE)) for _ in range(self._count(num_keys, 13))}
+        self.at = _HEAD.size
+        return {self.string(): self._value(self._unpack(_TYPE)) for _ in range(self.count(num_keys, 13))}
 
     def _value(self, kind: object) -> Value:
         if kind != _ARRAY:
             return self._scalar(kind)
         item_kind = self._unpack(_TYPE)
         size = _LENGTH.size if item_kind == _STRING else 1
-        return [self._scalar(item_kind) for _ in range(self._count(self._unpack(_LENGTH), size))]
+        return [self._scalar(item_kind) for _ in range(self.count(self._unpack(_LENGTH), size))]
 
     def _scalar(self, kind: object) -> Scalar:
         if kind == _STRING:
-            return self._string()
+            return self.string()
         if kind not in _SCALARS:
-            raise ValueError(f"unknown value type {kind} at byte {self._at}")
+            raise ValueError(f"unknown value type {kind} at byte {self.at}")
         return self._unpack(_SCALARS[kind])
 
-    def _string(self) -> str:
-        length = self._count(self._unpack(_LENGTH), 1)
-        text = self._data[self._at : self._at + length].decode()
-        self._at += length
+    def string(self) -> str:
+        """The string that comes next."""
+        length = self.count(self._unpack(_LENGTH), 1)
+        text = self._data[self.at : self.at + length].decode()
+        self.at += length
         return text
 
     def _unpack(self, layout: struct.Struct) -> Scalar:
-        (value,) = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+        (value,) = layout.unpack_from(self._data, self.at)
+        self.at += layout.size
         return value  # type: ignore[no-any-return]  # the layouts hold one scalar each
 
-    def _count(self, number: object, item_bytes: int) -> int:
+    def count(self, number: object, item_bytes: int) -> int:
         """A count that the rest of the file can hold, so that a damaged one does not ask for terabytes."""
         assert isinstance(number, int)
-        if number * item_bytes > len(self._data) - self._at:
-            raise ValueError(f"it ends early: {number} items cannot follow byte {self._at}")
+        if number * item_bytes > len(self._data) - self.at:
+            raise ValueError(f"it ends early: {number} items cannot follow byte {self.at}")
         return number

@@ -105,8 +105,9 @@ class EngineService:
             InvalidRequest: a request of the same id has not ended.
         """
         engine = self.loaded()
-        if len(self._streams) + len(requests) > MAX_WAITING_CHOICES + engine.loop.scheduler.limits.max_sequences:
-            raise EngineOverloaded(f"{len(self._streams)} requests are in the engine; it holds no more")
+        held = self.held_choices()
+        if held + len(requests) > MAX_WAITING_CHOICES + engine.loop.scheduler.limits.max_sequences:
+            raise EngineOverloaded(f"{held} requests are in the engine; it holds no more")
         for request in requests:
             if request.id in self._streams:
                 raise InvalidRequest(f"a request with the id {request.id} is running", code="duplicate_request_id")

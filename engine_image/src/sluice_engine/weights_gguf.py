@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sluice_engine.architecture import Architecture, read_gguf_metadata
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import _Reader  # the directory continues where the metadata ends
+from sluice_engine.gguf_header import HeaderReader
 from sluice_engine.kernels.library import SCALES, Blocks
 
 _TENSOR_TAIL = struct.Struct("<IQ")
@@ -127,14 +127,14 @@ def _row_bytes(entry: _Entry) -> int:
 
 
 def _directory(data: mmap.mmap, path: Path) -> tuple[dict[str, object], dict[str, _Entry]]:
-    reader = _Reader(data)
+    reader = HeaderReader(data)
     metadata: dict[str, object] = dict(reader.metadata())
     num_tensors = struct.unpack_from("<Q", data, 8)[0]
-    lines = [_line(reader, data, path) for _ in range(reader._count(num_tensors, _TENSOR_TAIL.size))]  # noqa: SLF001  # see the import
+    lines = [_line(reader, data, path) for _ in range(reader.count(num_tensors, _TENSOR_TAIL.size))]
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"general.alignment is {alignment!r}")
-    base = -(-reader._at // alignment) * alignment  # noqa: SLF001  # see the import
+    base = -(-reader.at // alignment) * alignment
     entries = {}
     for name, shape, kind, offset in lines:
         entry = _entry(path, name, shape, kind, base + offset)
@@ -144,14 +144,14 @@ def _directory(data: mmap.mmap, path: Path) -> tuple[dict[str, object], dict[str
     return metadata, entries
 
 
-def _line(reader: _Reader, data: mmap.mmap, path: Path) -> tuple[str, tuple[int, ...], int, int]:
-    name = reader._string()  # noqa: SLF001  # see the import
-    (dimensions,) = struct.unpack_from("<I", data, reader._at)  # noqa: SLF001
+def _line(reader: HeaderReader, data: mmap.mmap, path: Path) -> tuple[str, tuple[int, ...], int, int]:
+    name = reader.string()
+    (dimensions,) = struct.unpack_from("<I", data, reader.at)
     if not 1 <= dimensions <= _MAX_DIMENSIONS:
         raise ModelUnavailable(f"{path}: tensor {name} has {dimensions} dimensions", "ModelCorrupt")
-    shape = struct.unpack_from(f"<{dimensions}Q", data, reader._at + 4)  # noqa: SLF001
-    kind, offset = _TENSOR_TAIL.unpack_from(data, reader._at + 4 + 8 * dimensions)  # noqa: SLF001
-    reader._at += 4 + 8 * dimensions + _TENSOR_TAIL.size  # noqa: SLF001
+    shape = struct.unpack_from(f"<{dimensions}Q", data, reader.at + 4)
+    kind, offset = _TENSOR_TAIL.unpack_from(data, reader.at + 4 + 8 * dimensions)
+    reader.at += 4 + 8 * dimensions + _TENSOR_TAIL.size
     return name, tuple(reversed(shape)), kind, offset
 
 

@@ -46,11 +46,6 @@ class Plan:
     foreign: tuple[Key, ...] = ()
     """Names that we need and that belong to somebody else; left alone."""
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is to be sent."""
-        return not (self.create or self.update or self.delete)
-
 
 def key(item: Object) -> Key:
     """The object's kind and name."""

@@ -5,7 +5,9 @@ Small windows over integer microseconds; the clock comes in with each call. Must
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluice_engine.config import SLOConfig
@@ -19,6 +21,12 @@ _FIRST_US = 100
 _EDGES: list[int] = [_FIRST_US]
 while _EDGES[-1] < 600_000_000:
     _EDGES.append(max(_EDGES[-1] + 1, int(_EDGES[-1] * _GROWTH)))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that `percent` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 def _bucket(value_us: int) -> int:
