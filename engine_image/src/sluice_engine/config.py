@@ -16,6 +16,7 @@ DataType = Literal["Auto", "Float32", "BFloat16", "Float16"]
 Enforcement = Literal["Enforce", "Observe"]
 Policy = Literal["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
 FairnessUnit = Literal["Starts", "Tokens", "DeviceTime", "KVByteSeconds"]
+Resume = Literal["Auto", "Recompute", "Swap"]
 VictimPolicy = Literal["Last", "LeastComputed", "MostBlocksPerMillisecond", "LowestPriority", "MostSlack"]
 
 
