@@ -79,10 +79,12 @@ class Reference:
             self.ties += 1
 
 
-def load_runner(source: ModelSource, *, capacity_bytes: int = 64 << 20, block_tokens: int = 16) -> TorchRunner:
+def load_runner(
+    source: ModelSource, *, capacity_bytes: int = 64 << 20, block_tokens: int = 16, host_swap_bytes: int | None = None
+) -> TorchRunner:
     config = EngineConfig(
         model=ModelConfig(source=source, served_name="test", data_type="Float32"),
-        cache=CacheConfig(capacity_bytes=capacity_bytes, block_tokens=block_tokens),
+        cache=CacheConfig(capacity_bytes=capacity_bytes, block_tokens=block_tokens, host_swap_bytes=host_swap_bytes),
     )
     return TorchRunner.load(config, lambda _progress: None)
 

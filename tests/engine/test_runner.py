@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.fit import blocks_for
+from sluice_engine.core.host_pool import Copies
 from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
@@ -242,3 +243,39 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable) as caught:
         load_runner(ModelSource(path=str(tmp_path / "absent")))
     assert caught.value.code == "ModelMissing"
+
+
+def test_state_that_was_swapped_out_and_in_gives_the_tokens_of_an_undisturbed_run(
+    tiny: Path, reference: Reference
+) -> None:
+    runner = load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 20, block_tokens=8, host_swap_bytes=1 << 18)
+    prompt = _prompt(21, 30)
+    request = greedy("r", prompt, max_tokens=12)
+    request.blocks = [0, 1, 2, 3, 4, 5]
+
+    def step(number: int, start: int, swap_in: Copies = ()) -> None:
+        entry = ScheduledRequest(request, request.incarnation, 0, start, request.num_tokens - start, samples=True)
+        plan = StepPlan(number, (entry,), 0, 0, 0, swap_in=swap_in)
+        request.tokens.append(runner.execute(plan).tokens[0].token_id)
+
+    step(1, 0)
+    for number in range(2, 7):
+        step(number, request.num_tokens - 1)
+    held, request.blocks = request.blocks, [9, 8, 7, 12, 11, 10]
+    runner.execute(StepPlan(7, (), 0, 0, 0, swap_out=tuple(zip(held[:5], (3, 1, 2, 5, 4), strict=True))))
+    with torch.inference_mode():
+        for layer in range(2):
+            runner._cache.layer(layer)[: 6 * 8] = float("nan")  # others have the blocks now
+    request.incarnation += 1
+    step(8, request.num_tokens - 1, swap_in=tuple(zip(request.blocks[:5], (3, 1, 2, 5, 4), strict=True)))
+    for number in range(9, 14):
+        step(number, request.num_tokens - 1)
+
+    reference.assert_greedy(prompt, request.tokens[30:])
+
+
+def test_host_memory_that_is_not_there_or_holds_no_block_is_refused(tiny: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"cache.host_swap_bytes: is 100; one block of this model is \d+"):
+        load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 20, host_swap_bytes=100)
+    with pytest.raises(InvalidConfig, match=r"cache.host_swap_bytes: .* bytes of host memory are free"):
+        load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 20, host_swap_bytes=1 << 50)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sluice_engine.architecture import Architecture
+from sluice_engine.host_blocks import HostBlocks
 from sluice_engine.inputs import Chunk, SingleBucket
 
 
@@ -50,6 +51,10 @@ class KVCache:
     def layer(self, layer: int) -> Tensor:
         """One layer's memory, [blocks × block_tokens, 2 G D], for kernels that read it where it lies."""
         return self._layers[layer]
+
+    def host_blocks(self, num_blocks: int) -> HostBlocks:
+        """Memory on the host for so many blocks, and the copies between both."""
+        return HostBlocks(self._layers, num_blocks, self.block_tokens)
 
     def gather(self, layer: int, blocks: Tensor) -> Tensor:
         """[len(blocks) × block_tokens, 2, G, D]: a copy that the next gather overwrites."""

@@ -68,6 +68,8 @@ class CacheConfig:
     """Share of the memory left after the weights that the pool may take, where `capacity_bytes` is not set."""
     capacity_bytes: int | None = None
     """Size of the pool in bytes; the way on a CPU, where the machine's memory is shared."""
+    host_swap_bytes: int | None = None
+    """Host memory for the KV of preempted requests; None: their KV is dropped and computed again."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -76,6 +78,8 @@ class CacheConfig:
         require(1 <= self.memory_percent <= 95, "cache.memory_percent", "must be 1 to 95")
         if self.capacity_bytes is not None:
             require(self.capacity_bytes > 0, "cache.capacity_bytes", "must be positive")
+        if self.host_swap_bytes is not None:
+            require(self.host_swap_bytes > 0, "cache.host_swap_bytes", "must be positive")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from sluice_engine.architecture import Architecture
 from sluice_engine.attention import KVCache
 from sluice_engine.config import CacheConfig, EngineConfig
 from sluice_engine.core.fit import blocks_for
+from sluice_engine.core.link import Link
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
@@ -37,9 +38,12 @@ log = logging.getLogger(__name__)
 class TorchRunner:
     """A model, its KV cache, and the step over both."""
 
-    def __init__(self, model: Model, cache: KVCache, max_length_tokens: int, description: str) -> None:
+    def __init__(
+        self, model: Model, cache: KVCache, max_length_tokens: int, description: str, *, num_host_blocks: int = 0
+    ) -> None:
         self._model = model
         self._cache = cache
+        self._host = cache.host_blocks(num_host_blocks) if num_host_blocks else None
         dtype, device = cache.dtype, cache.device
         self._device = device
         shape = model.architecture
@@ -50,6 +54,7 @@ class TorchRunner:
         self._num_measured = 0
         self._sampler = Sampler()
         self.num_blocks = cache.num_blocks
+        self.num_host_blocks = num_host_blocks
         self.block_tokens = cache.block_tokens
         self.max_length_tokens = max_length_tokens
         self.vocab_size = model.architecture.vocab_size
@@ -76,16 +81,27 @@ class TorchRunner:
             with torch.inference_mode():
                 weights = load(tensors, dtype, device, progress, keep_blocks=isinstance(kernels, Kernels))
                 model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
-                num_blocks = _num_blocks(config.cache, architecture, dtype, free_memory_bytes(device))
+                num_host_blocks = _num_host_blocks(config.cache, architecture, dtype)
+                free_bytes = free_memory_bytes(device)
+                if device.type == "cpu":  # both pools come out of the same memory
+                    free_bytes -= config.cache.host_swap_bytes or 0
+                num_blocks = _num_blocks(config.cache, architecture, dtype, free_bytes)
                 progress(LoadingProgress(stage="warmup"))
                 cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
+                description = f"{_digest(path, tensors)}, {describe(device, dtype)}"
+                path_taken = "own kernels" if isinstance(kernels, Kernels) else "torch alone"
+                return cls(model, cache, max_length, f"{description}, {path_taken}", num_host_blocks=num_host_blocks)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error
-        path_taken = "own kernels" if isinstance(kernels, Kernels) else "torch alone"
-        return cls(model, cache, max_length, f"{_digest(path, tensors)}, {describe(device, dtype)}, {path_taken}")
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run the batch and sample. The plan is not empty."""
+        """Make the plan's copies, run the batch and sample. The plan is not empty."""
+        if self._host is not None:
+            with torch.inference_mode():
+                self._host.copy_out(plan.swap_out)
+                self._host.copy_in(plan.swap_in)
+        if not plan.scheduled:
+            return StepResult(plan.step, ())
         return self._run(plan, self._builder, self._sampler)
 
     def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
@@ -100,9 +116,17 @@ class TorchRunner:
         self._run(plan, self._measured, Sampler(), scratch=True)
         return max(1, (time.perf_counter_ns() - started) // 1000)
 
+    def measure_link(self) -> Link | None:
+        """What copies between device and host cost; None without host blocks.
+
+        It overwrites blocks on both sides: only before the first request.
+        """
+        with torch.inference_mode():
+            return self._host.measure() if self._host is not None else None
+
     def close(self) -> None:
-        """Give the device's memory back."""
-        del self._model, self._cache
+        """Give the memory back."""
+        del self._model, self._cache, self._host
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -183,6 +207,19 @@ def _num_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dty
             f"this model needs at least {least}",
         )
     return share // block_bytes - 1
+
+
+def _num_host_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype) -> int:
+    wanted = cache.host_swap_bytes
+    if wanted is None:
+        return 0
+    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
+    free_bytes = free_memory_bytes(torch.device("cpu"))
+    if wanted < block_bytes:
+        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; one block of this model is {block_bytes}")
+    if wanted > free_bytes:
+        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; {free_bytes} bytes of host memory are free")
+    return wanted // block_bytes
 
 
 def _digest(path: Path, tensors: Tensors) -> str:

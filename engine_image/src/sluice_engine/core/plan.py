@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice_engine.core.host_pool import Copies
 from sluice_engine.core.request import Outcome, Request
 
 IdleReason = Literal["no_requests", "no_free_blocks", "no_free_slots", "entry_latched", "budget_exhausted"]
@@ -52,6 +53,10 @@ class StepPlan:
     prior_pairs: int = 0
     """Query–key pairs of the prefill with tokens computed before this step."""
     preempted: tuple[Preemption, ...] = ()
+    swap_out: Copies = ()
+    """KV to take to the host before the step computes: pairs (device block, host block)."""
+    swap_in: Copies = ()
+    """KV to bring back, after all copies out and before the step computes: pairs (device block, host block)."""
     idle_reason: IdleReason | None = None
     """Why nothing runs; None when something does."""
     waiting_reasons: tuple[tuple[IdleReason, int], ...] = ()
@@ -67,6 +72,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
         return sum(entry.num_tokens for entry in self.scheduled)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing for a runner to do: a plan may copy and compute nothing."""
+        return not (self.scheduled or self.swap_out or self.swap_in)
 
 
 @dataclass(frozen=True, slots=True)

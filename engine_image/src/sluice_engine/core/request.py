@@ -108,6 +108,8 @@ class Request:
     """Of `blocks`, those that the prefix cache knows; the prefix cache's."""
     num_cached_tokens: int = 0
     """Prompt tokens that were found computed when it first entered."""
+    host_blocks: list[int] = field(default_factory=list)
+    """Ids of the host blocks that keep its computed tokens while it is swapped out; empty otherwise."""
     slot: int = -1
     """Row of the persistent batch while running, -1 otherwise."""
     incarnation: int = 0
