@@ -87,7 +87,7 @@ async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tok
     except APIStatusError as error:
         headers = error.response.headers
         call.refused = headers.get("x-sluice-reason", str(error.status_code))
-        call.message = error.message
+        call.message = str(error.body.get("message")) if isinstance(error.body, dict) else error.message
         if "retry-after-ms" in headers:
             call.come_back_s = float(headers["retry-after-ms"]) / 1000
     except APIConnectionError as error:

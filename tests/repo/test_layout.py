@@ -22,7 +22,7 @@ PURE_PROJECT = {
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.state", "sluice_sidecar.ledger",
     "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
-    "sluice_sidecar.measure",
+    "sluice_sidecar.measure", "sluice_sidecar.decisions",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
     "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
     "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.figures", "sluice_operator.changes",

@@ -206,7 +206,7 @@ def test_what_was_waited_before_the_door_is_gone_from_the_promise() -> None:
     assert predicted_us <= 50_000
 
     for waited_us, reason in [(50_000 - predicted_us + 1, Reason.TTFT_PROMISE), (50_000 - predicted_us, None)]:
-        held = door.admission.room.held(cost(prompt=100), door.now_us, waited_us)
+        held = door.admission.room.look(cost(prompt=100), door.now_us, waited_us).held
         assert (None if held is None else held.reason) == reason
     late = door.admission.enter("b", cost(prompt=100), door.now_us, lambda _: None, waited_us=49_999)
     assert refusal(late).reason is Reason.TTFT_PROMISE

@@ -18,6 +18,8 @@ from sluice_sidecar.server import Gate
 from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
 
 _STEPS_TIMEOUT_S = 5.0
+# Both rings, and as many that are inside.
+MAX_DECISIONS_SHOWN = 4096
 
 
 class Admin:
@@ -35,6 +37,7 @@ class Admin:
             "/metrics": self._metrics,
             "/state": self._state,
             "/steps": self._steps,
+            "/decisions": self._decisions,
             "/engine/startupz": self._startupz,
             "/engine/livez": self._engine_livez,
         }
@@ -58,6 +61,7 @@ class Admin:
             ready=gate.not_ready() is None,
             draining=gate.drain.started,
             freshness=room.freshness(now_us),
+            promise=gate.live.slo,
             live_config_hash=self._live_config_hash,
             gate_config_hash=self._gate_config_hash,
             measured=gate.recorder.measured(
@@ -100,6 +104,17 @@ class Admin:
                 )
         except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
             return answer(Refusal(Reason.ENGINE_DEAD, "The engine does not answer."))
+
+    async def _decisions(self, request: web.BaseRequest) -> web.StreamResponse:
+        text = request.query.get("last", "100")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_DECISIONS_SHOWN):
+            message = f"Invalid 'last': must be 1 to {MAX_DECISIONS_SHOWN}."
+            return answer(Refusal(Reason.BAD_REQUEST, message, param="last"))
+        decisions = self._gate.admission.decisions.last(int(text))
+        document = {"now_us": self._gate.clock(), "decisions": decisions}
+        # In a thread: thousands of them take longer than a token may wait for its way through the gate.
+        text = await asyncio.to_thread(codec.to_json, document)
+        return web.Response(text=text, content_type="application/json")
 
     async def _startupz(self, _: web.BaseRequest) -> web.StreamResponse:
         return plain(self._gate.engine.start_problem())

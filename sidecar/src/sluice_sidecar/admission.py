@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.errors import sentence
+from sluice_sidecar.decisions import Decision, Decisions
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
 from sluice_sidecar.room import Held, Room
@@ -45,6 +46,7 @@ class Ticket:
     """When its body was whole: the promise of a first token runs from there."""
     deadline_us: int
     held: Held
+    decision: Decision
     on_settled: Callable[[Permit | Refusal], None]
     verdict: Permit | Refusal | None = None
 
@@ -63,6 +65,7 @@ class Admission:
         self.unavailable: Reason | None = Reason.ENGINE_LOADING
         self.admitted_total = 0
         self.refused_total: Counter[str] = Counter()
+        self.decisions = Decisions()
         self._door: OrderedDict[str, Ticket] = OrderedDict()
         self._returning: list[int] = []
         """When those who were told to come back will be here: a heap, since a storm of refusals asks at each."""
@@ -98,6 +101,7 @@ class Admission:
 
         `waited_us` went by since its body was whole, and is gone from the promise.
         """
+        decision = self.decisions.priced(request_id, cost, now_us - waited_us)
         if self.unavailable is not None:
             return self._refuse_unavailable(self.unavailable)
         limits = self.room.limits
@@ -105,16 +109,19 @@ class Admission:
         for choice in cost.choices:
             if (problem := limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
                 return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem))
-        held = self.room.held(cost, now_us, waited_us)
+        look = self.room.look(cost, now_us, waited_us)
+        decision.looked(look)
+        held = look.held
         if held is None and not self._door:
-            return self._admit(request_id, cost, now_us)
+            return self._admit(decision, cost, now_us)
         if held is None:
             # Nobody overtakes: it waits for what the first in line waits for.
             held = self._first.held
         wait_us = self._door_wait_us(cost, held, now_us, waited_us)
         if wait_us <= 0 or len(self._door) >= max(LEAST_DOOR, limits.max_sequences):
             return self._refuse_busy(held, now_us)
-        ticket = Ticket(request_id, cost, now_us - waited_us, now_us + wait_us, held, on_settled)
+        decision.held(held)
+        ticket = Ticket(request_id, cost, now_us - waited_us, now_us + wait_us, held, decision, on_settled)
         self._door[request_id] = ticket
         return ticket
 
@@ -137,11 +144,13 @@ class Admission:
             ticket = self._first
             if self.unavailable is not None:
                 verdict: Permit | Refusal = self._refuse_unavailable(self.unavailable)
-            elif (held := self.room.held(ticket.cost, now_us, now_us - ticket.arrived_us)) is not None:
-                ticket.held = held
-                return
             else:
-                verdict = self._admit(ticket.request_id, ticket.cost, now_us)
+                look = self.room.look(ticket.cost, now_us, now_us - ticket.arrived_us)
+                if look.held is not None:
+                    ticket.held = look.held
+                    return
+                ticket.decision.looked(look)
+                verdict = self._admit(ticket.decision, ticket.cost, now_us)
             del self._door[ticket.request_id]
             self._settle(ticket, verdict)
 
@@ -169,7 +178,7 @@ class Admission:
         """The reason one more small request would be refused for now; None while the door is open."""
         if self.unavailable is not None:
             return self.unavailable
-        held = self.room.held(PROBE_COST, now_us, 0)
+        held = self.room.look(PROBE_COST, now_us, 0).held
         if held is None and self._door:
             held = self._first.held
         return None if held is None else held.reason
@@ -190,9 +199,10 @@ class Admission:
                 return 0
         return wait_us
 
-    def _admit(self, request_id: str, cost: Cost, now_us: int) -> Permit:
+    def _admit(self, decision: Decision, cost: Cost, now_us: int) -> Permit:
         self.admitted_total += 1
-        return self.room.reserve(request_id, cost, now_us)
+        decision.admitted(now_us)
+        return self.room.reserve(decision.request_id, cost, now_us)
 
     def _released(self, entry: Entry, completed: bool, now_us: int) -> None:  # noqa: FBT001  # the ledger's callback
         self.room.released(entry, now_us, completed=completed)

@@ -92,6 +92,11 @@ class StreamTimes:
     """By choice: choices take turns in one stream, and the time between two of them is no gap."""
     gaps: int = 0
     gaps_over: int = 0
+    longest_gap_us: int | None = None
+    promise: str = ""
+    """kept, ttft_missed or itl_missed, once it has completed."""
+    output_tokens: int | None = None
+    """As the engine counted them, once it has completed."""
 
     def token(self, now_us: int, gap_promise_us: int, choice: int = 0) -> int | None:
         """A chunk with text of a choice came: the gap before it, None for the choice's first."""
@@ -104,6 +109,8 @@ class StreamTimes:
         gap_us = now_us - last_us
         self.gaps += 1
         self.gaps_over += gap_us > gap_promise_us
+        if self.longest_gap_us is None or gap_us > self.longest_gap_us:
+            self.longest_gap_us = gap_us
         return gap_us
 
     def kept(self, slo: SLOConfig, now_us: int, output_tokens: int | None, *, streamed: bool) -> tuple[bool, bool]:

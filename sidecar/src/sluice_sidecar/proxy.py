@@ -55,6 +55,10 @@ class Call:
     body: Body
     arrived_us: int = 0
     outcome: Outcome | None = None
+    refusal: Refusal | None = None
+    """What it was told instead of an answer from the model."""
+    times: StreamTimes | None = None
+    """Of one that was let in."""
     cut: bool = False
     """The drain's time is over: this one ends in an error."""
     upstream: aiohttp.ClientResponse | None = None

@@ -6,6 +6,7 @@ Owns the five-minute windows. Must not know sockets.
 from __future__ import annotations
 
 from sluice_engine.config import SLOConfig
+from sluice_sidecar.decisions import Decisions
 from sluice_sidecar.ledger import Permit
 from sluice_sidecar.measure import GoodRequests, QuantileWindow, StreamTimes
 from sluice_sidecar.metrics import GateMetrics
@@ -16,8 +17,9 @@ from sluice_sidecar.state import Measured
 class Recorder:
     """Feeds windows, metrics and the learned bias from the streams."""
 
-    def __init__(self, slo: SLOConfig, room: Room, metrics: GateMetrics) -> None:
+    def __init__(self, slo: SLOConfig, room: Room, decisions: Decisions, metrics: GateMetrics) -> None:
         self.metrics = metrics
+        self._decisions = decisions
         self._slo = slo
         self._room = room
         self._ttft = QuantileWindow()
@@ -37,12 +39,15 @@ class Recorder:
         self._ttft.add(ttft_us, now_us)
         self.metrics.ttft.observe(ttft_us / 1e6)
         self._room.first_token(permit, now_us)
+        self._decisions.first_token(permit.entry.id, now_us)
 
     def completed(self, times: StreamTimes, output_tokens: int | None, now_us: int, *, streamed: bool) -> None:
         """A request came to its good end."""
         first, gaps = times.kept(self._slo, now_us, output_tokens, streamed=streamed)
         self._good.add(good=first and gaps, now_us=now_us)
-        self.metrics.promise.labels("kept" if first and gaps else "itl_missed" if first else "ttft_missed").inc()
+        times.promise = "kept" if first and gaps else "itl_missed" if first else "ttft_missed"
+        times.output_tokens = output_tokens
+        self.metrics.promise.labels(times.promise).inc()
         if output_tokens:
             self.metrics.output_tokens.inc(output_tokens)
 

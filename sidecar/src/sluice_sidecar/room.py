@@ -33,6 +33,22 @@ class Held:
     """Measured time until there is room; None while the drain is unmeasured."""
 
 
+@dataclass(slots=True)
+class Look:
+    """What the door saw of the room for one call; None is what a cheaper test made needless."""
+
+    inside: int
+    sequences: int | None = None
+    peak_blocks: int | None = None
+    """The future peak with this call."""
+    ceiling_blocks: int | None = None
+    predicted_ttft_us: int | None = None
+    """From now, the bias included."""
+    promised_ttft_us: int | None = None
+    held: Held | None = None
+    """What keeps it out; None when there is room."""
+
+
 class Room:
     """The engine's capacity, as the gate knows it."""
 
@@ -172,38 +188,48 @@ class Room:
 
     # Whether one more fits, cheap tests first.
 
-    def held(self, cost: Cost, now_us: int, waited_us: int) -> Held | None:
-        """What keeps a call out now; None when there is room. An idle engine takes any one that fits at all.
+    def look(self, cost: Cost, now_us: int, waited_us: int) -> Look:
+        """Whether a call has room now, and what was seen. An idle engine takes any one that fits at all.
 
         `waited_us` of the promise of a first token have gone by already.
         """
         limits = self.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         inside = self._inside(now_us)
+        look = Look(len(inside))
         if not inside:
-            return None
-        sequences = self.sequences(now_us)
-        if (excess := len(inside) + len(cost.choices) - sequences) > 0:
+            self._predict(look, limits, cost, now_us)
+            return look
+        look.sequences = self.sequences(now_us)
+        if (excess := len(inside) + len(cost.choices) - look.sequences) > 0:
             wait_us = self.time_for(excess, len(inside), now_us)
-            return Held(Reason.SLOTS, f"{len(inside)} of {sequences} slots are taken", wait_us)
-        ceiling = self.ceiling_blocks(now_us)
-        if (peak := self.peak_blocks(now_us, cost)) > ceiling:
+            look.held = Held(Reason.SLOTS, f"{len(inside)} of {look.sequences} slots are taken", wait_us)
+            return look
+        ceiling = look.ceiling_blocks = self.ceiling_blocks(now_us)
+        peak = look.peak_blocks = self.peak_blocks(now_us, cost)
+        if peak > ceiling:
             wait_us = self.time_for(peak - ceiling, self.ledger_blocks(), now_us)
             problem = f"with this request the KV cache would come to hold {peak} blocks, and {ceiling} may be used"
-            return Held(Reason.KV_PEAK, problem, wait_us)
-        if self._live.slo.enforcement == "Observe":
-            return None
-        predicted_us = int(self.predicted_ttft_us(limits, cost, now_us) * self.bias.factor)
-        promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
-        excess_us = waited_us + predicted_us - promise_us
-        if excess_us <= 0:
-            return None
+            look.held = Held(Reason.KV_PEAK, problem, wait_us)
+            return look
+        predicted_us, promise_us = self._predict(look, limits, cost, now_us)
         total_us = waited_us + predicted_us
+        excess_us = total_us - promise_us
+        if excess_us <= 0 or self._live.slo.enforcement == "Observe":
+            return look
         problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
         # A queue of prefill drains by itself; decodes that slow the prefill have to leave.
         queued = any(choice.prefilling for choice in inside)
         wait_us = excess_us if queued else self.time_for(1, len(inside), now_us)
-        return Held(Reason.TTFT_PROMISE, problem, wait_us)
+        look.held = Held(Reason.TTFT_PROMISE, problem, wait_us)
+        return look
+
+    def _predict(self, look: Look, limits: Limits, cost: Cost, now_us: int) -> tuple[int, int]:
+        """Time to the first token, the bias included, and the promise; noted in `look`."""
+        predicted_us = int(self.predicted_ttft_us(limits, cost, now_us) * self.bias.factor)
+        promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
+        look.predicted_ttft_us, look.promised_ttft_us = predicted_us, promise_us
+        return predicted_us, promise_us
 
     def slack_us(self, cost: Cost, now_us: int) -> int:
         """What the promise of a first token leaves to wait; negative when nothing."""

@@ -25,6 +25,7 @@ from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.sluice import SluiceEngine
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
+from sluice_sidecar.headers import CLIENT_ID
 from sluice_sidecar.ledger import Cost, Permit
 from sluice_sidecar.listener import SERVER, answer, plain
 from sluice_sidecar.measure import StreamTimes
@@ -57,7 +58,7 @@ class Gate:
         )
         self.engine = SluiceEngine(config.engine_socket, self.admission, clock, config.state_interval_us)
         self.metrics = GateMetrics()
-        self.recorder = Recorder(live.slo, self.admission.room, self.metrics)
+        self.recorder = Recorder(live.slo, self.admission.room, self.admission.decisions, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
         self._proxy = Proxy(
@@ -116,6 +117,8 @@ class Gate:
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         call = Call(request, route, f"req-{secrets.token_hex(12)}", Body(self.held), task=asyncio.current_task())
         self._calls.add(call)
+        decisions = self.admission.decisions
+        decisions.asked(call.request_id, request.headers.get(CLIENT_ID, ""), route, self.clock())
         try:
             result = await self._serve(call)
             if isinstance(result, Refusal):
@@ -138,10 +141,11 @@ class Gate:
             if outcome in {"failed", "drained"}:
                 self.recorder.failed(self.clock())
             self.metrics.requests.labels(route, outcome).inc()
+            decisions.ended(call.request_id, outcome, self.clock(), call.refusal, call.times)
             self.drain.left()
 
     def _refuse(self, call: Call, refusal: Refusal) -> web.Response:
-        call.outcome = call.outcome or "refused"
+        call.outcome, call.refusal = call.outcome or "refused", refusal
         self.admission.count(refusal)
         return answer(refusal, call.answer_headers())
 
@@ -162,7 +166,7 @@ class Gate:
         self.metrics.demand_tokens.labels("admitted" if isinstance(verdict, Permit) else "shed").inc(tokens)
         if isinstance(verdict, Refusal):
             return verdict
-        times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
+        times = call.times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
         with verdict.held(self.clock):
             return await self._proxy.forward(call, verdict, times)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 
 Freshness = Literal["fresh", "stale", "blind", "none"]
 
@@ -61,3 +62,5 @@ class GateState:
     measured: Measured
     admission: Admission
     engine: EngineState | None
+    promise: SLOConfig | None = None
+    """What is held against; None from a gate that does not say."""
