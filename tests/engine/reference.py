@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.scripted import make_limits
-from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
+from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import Outcome, Request, SamplingParams
@@ -68,22 +68,27 @@ class Reference:
             logits: Tensor = self._model(torch.tensor([tokens])).logits[0]
         return logits
 
-    def assert_greedy(self, prompt: list[int], output: list[int]) -> None:
+    def assert_greedy(self, prompt: list[int], output: list[int], tie: float = TIE) -> None:
         """The output is what greedy decoding of the reference gives, ties aside."""
         logits = self.logits(prompt + output[:-1])[len(prompt) - 1 :]
         for at, (row, token) in enumerate(zip(logits, output, strict=True)):
             if int(row.argmax()) == token:
                 continue
             gap = float(row.max() - row[token])
-            assert gap < TIE, f"output token {at} is {token}, the reference says {int(row.argmax())}, {gap:.4f} above"
+            assert gap < tie, f"output token {at} is {token}, the reference says {int(row.argmax())}, {gap:.4f} above"
             self.ties += 1
 
 
 def load_runner(
-    source: ModelSource, *, capacity_bytes: int = 64 << 20, block_tokens: int = 16, host_swap_bytes: int | None = None
+    source: ModelSource,
+    *,
+    capacity_bytes: int = 64 << 20,
+    block_tokens: int = 16,
+    host_swap_bytes: int | None = None,
+    data_type: DataType = "Float32",
 ) -> TorchRunner:
     config = EngineConfig(
-        model=ModelConfig(source=source, served_name="test", data_type="Float32"),
+        model=ModelConfig(source=source, served_name="test", data_type=data_type),
         cache=CacheConfig(capacity_bytes=capacity_bytes, block_tokens=block_tokens, host_swap_bytes=host_swap_bytes),
     )
     return TorchRunner.load(config, lambda _progress: None)

@@ -19,7 +19,7 @@ from engine.reference import Reference, greedy, load_runner, outputs, run
 from sluice_engine.attention import plain
 from sluice_engine.config import ModelSource
 from sluice_engine.device import cpu_flags
-from sluice_engine.kernels.build import NAME, NEEDED_FLAGS, SOURCE, find_or_build
+from sluice_engine.kernels.build import NAMES, NEEDED_FLAGS, SOURCE, find_or_build
 from sluice_engine.kernels.build import main as build_into
 from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
 from sluice_engine.sources import resolve
@@ -27,15 +27,32 @@ from sluice_engine.weights import load, open_tensors
 from tiny_model import make_tiny_llama
 
 needs_kernels = pytest.mark.skipif(
-    isinstance(load_kernels(cpu_flags()), str), reason="no kernels here: another processor, or no compiler"
+    isinstance(load_kernels(cpu_flags(), torch.float32), str),
+    reason="no kernels here: another processor, or no compiler",
 )
 
 
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def kernels() -> Kernels:
-    loaded = load_kernels(cpu_flags())
+def kernels(dtype: torch.dtype) -> Kernels:
+    loaded = load_kernels(cpu_flags(), dtype)
     assert isinstance(loaded, Kernels)
     return loaded
+
+
+def assert_close(found: Tensor, exact: Tensor, rtol: float = 1.3e-6, atol: float = 1e-5) -> None:
+    """As near to what float32 gives as the result's type lets it be: bfloat16 keeps eight bits."""
+    if found.dtype is torch.bfloat16:
+        rtol, atol = 1 / 256 + rtol, max(atol, 1e-3)
+    torch.testing.assert_close(found.float(), exact.float(), rtol=rtol, atol=atol)
 
 
 @needs_kernels
@@ -50,6 +67,7 @@ def kernels() -> Kernels:
 )
 def test_attention_in_place_equals_plain_attention(
     kernels: Kernels,
+    dtype: torch.dtype,
     shares: list[tuple[int, int]],
     kv_heads: int,
     group: int,
@@ -60,15 +78,14 @@ def test_attention_in_place_equals_plain_attention(
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
-        values: Tensor = torch.randn(shape, generator=generator)
-        return values
+        return torch.randn(shape, generator=generator).to(dtype)
 
     ends = [start + num_rows for start, num_rows in shares]
     widths = [-(-end // block_tokens) for end in ends]
     free = torch.randperm(sum(widths) + 1, generator=generator)
     tables = torch.zeros(len(shares), max(widths), dtype=torch.int64)
     # What nobody wrote must not matter.
-    layer = torch.full((len(free) * block_tokens, 2 * kv_heads * head_dim), 1e4)
+    layer = torch.full((len(free) * block_tokens, 2 * kv_heads * head_dim), 1e4, dtype=dtype)
     q = random(sum(rows for _, rows in shares), (kv_heads * group + 1) * head_dim)
     queries = q[:, : kv_heads * group * head_dim].view(len(q), -1, head_dim)  # rows with a stride, as in qkv
     per_tile = rows_per_tile(group)
@@ -79,22 +96,22 @@ def test_attention_in_place_equals_plain_attention(
         at = torch.arange(ends[index])
         layer[tables[index][at // block_tokens] * block_tokens + at % block_tokens] = keys_values
         keys, values = keys_values.view(-1, 2, kv_heads, head_dim).unbind(1)
-        expected.append(plain(queries[first : first + num_rows], keys, values, start))
+        expected.append(plain(queries[first : first + num_rows].float(), keys, values, start))
         tiles += [(first + i, min(per_tile, num_rows - i), start + i + 1, index) for i in range(0, num_rows, per_tile)]
         first += num_rows
-    out = torch.full(queries.shape, float("nan"))
+    out = torch.full(queries.shape, float("nan"), dtype=dtype)
     kernels.attend(queries, Tiles(tables, torch.tensor(tiles), max(ends)), layer, block_tokens, kv_heads, out)
-    torch.testing.assert_close(out, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    assert_close(out, torch.cat(expected), rtol=1e-4)
 
 
 @needs_kernels
-def test_a_long_context_alone_is_split_and_put_together_again(kernels: Kernels) -> None:
-    q, layer = torch.randn(1, 3, 64) * 4, torch.randn(3200, 2 * 64)
+def test_a_long_context_alone_is_split_and_put_together_again(kernels: Kernels, dtype: torch.dtype) -> None:
+    q, layer = (torch.randn(1, 3, 64) * 4).to(dtype), torch.randn(3200, 2 * 64).to(dtype)
     table = torch.randperm(200)[None]
     out = torch.empty_like(q)
     kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, 1, out)
     keys, values = layer.view(200, 16, 2, 1, 64)[table[0]].view(3200, 2, 1, 64)[:3190].unbind(1)
-    torch.testing.assert_close(out, plain(q, keys, values, 3189), rtol=1e-4, atol=1e-5)
+    assert_close(out, plain(q.float(), keys, values, 3189), rtol=1e-4)
 
 
 @needs_kernels
@@ -102,13 +119,22 @@ def test_a_long_context_alone_is_split_and_put_together_again(kernels: Kernels) 
 @given(
     rows=st.integers(1, 60), width=st.integers(1, 40).map(lambda n: n * 16), scale=st.sampled_from([1e-3, 1.0, 90.0])
 )
-def test_what_lies_between_the_products_equals_torch(kernels: Kernels, rows: int, width: int, scale: float) -> None:
-    x, weight = torch.randn(rows, width) * scale, torch.randn(width)
-    torch.testing.assert_close(kernels.norm(x, weight, 1e-5), torch.rms_norm(x, (width,), weight, 1e-5))
-    torch.testing.assert_close(kernels.norm(x, None, 1e-5), torch.rms_norm(x, (width,), None, 1e-5))
-    gate_up = torch.randn(rows, 2 * width) * scale
-    gate, up = gate_up.chunk(2, -1)
-    torch.testing.assert_close(kernels.silu_mul(gate_up), silu(gate) * up)
+def test_what_lies_between_the_products_equals_torch(
+    kernels: Kernels, dtype: torch.dtype, rows: int, width: int, scale: float
+) -> None:
+    x, weight = (torch.randn(rows, width) * scale).to(dtype), torch.randn(width).to(dtype)
+    assert_close(kernels.norm(x, weight, 1e-5), torch.rms_norm(x.float(), (width,), weight.float(), 1e-5))
+    assert_close(kernels.norm(x, None, 1e-5), torch.rms_norm(x.float(), (width,), None, 1e-5))
+    gate_up = (torch.randn(rows, 2 * width) * scale).to(dtype)
+    gate, up = gate_up.float().chunk(2, -1)
+    assert_close(kernels.silu_mul(gate_up), silu(gate) * up)
+
+
+@needs_kernels
+def test_what_is_no_number_stays_none(kernels: Kernels, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 32).to(dtype)
+    x[1, 3] = float("nan")
+    assert kernels.norm(x, None, 1e-5).isnan().any(-1).tolist() == [False, True]
 
 
 @needs_kernels
@@ -117,19 +143,19 @@ def test_what_lies_between_the_products_equals_torch(kernels: Kernels, rows: int
     rows=st.integers(1, 40), heads=st.integers(1, 5), kv_heads=st.integers(1, 3), head_dim=st.sampled_from([16, 64, 96])
 )
 def test_turning_and_storing_equals_torch(
-    kernels: Kernels, rows: int, heads: int, kv_heads: int, head_dim: int
+    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim)
+    qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim).to(dtype)
     angles = torch.rand(100, 1, head_dim // 2) * 6
     turns = torch.polar(torch.ones_like(angles), angles)
     positions, kv_rows = torch.randint(0, 100, (rows,)), torch.randperm(200)[:rows]
     num_turned = heads + kv_heads
-    turned = torch.view_as_complex(qkv.view(rows, -1, head_dim // 2, 2).clone())
+    turned = torch.view_as_complex(qkv.float().view(rows, -1, head_dim // 2, 2).clone())
     turned[:, :num_turned] *= turns[positions]
     expected = torch.view_as_real(turned).reshape(rows, -1)
-    layer = torch.zeros(200, 2 * kv_heads * head_dim)
+    layer = torch.zeros(200, 2 * kv_heads * head_dim, dtype=dtype)
     kernels.turn_and_store(qkv, turns, positions, layer, kv_rows, heads, kv_heads)
-    torch.testing.assert_close(qkv, expected)
+    assert_close(qkv, expected)
     assert torch.equal(layer[kv_rows], qkv[:, heads * head_dim :])
     assert int(layer.any(-1).sum()) == rows
 
@@ -137,7 +163,7 @@ def test_turning_and_storing_equals_torch(
 @needs_kernels
 @settings(max_examples=40)
 @given(
-    rows=st.integers(1, 20),
+    rows=st.integers(1, 30),
     in_blocks=st.integers(1, 12),
     out_fours=st.integers(1, 30),
     kind=st.sampled_from([Q4_1, Q8_0]),
@@ -145,18 +171,26 @@ def test_turning_and_storing_equals_torch(
     seed=st.integers(0, 99),
 )
 def test_a_product_with_blocks_equals_one_with_what_they_stand_for(
-    kernels: Kernels, *, rows: int, in_blocks: int, out_fours: int, kind: int, adds: bool, seed: int
+    kernels: Kernels,
+    dtype: torch.dtype,
+    *,
+    rows: int,
+    in_blocks: int,
+    out_fours: int,
+    kind: int,
+    adds: bool,
+    seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, in_blocks * 32, generator=generator)
+    x = torch.randn(rows, in_blocks * 32, generator=generator).to(dtype)
     weight = torch.randn(out_fours * 4, in_blocks * 32, generator=generator)
-    residual = torch.randn(rows, out_fours * 4, generator=generator) if adds else None
+    residual = torch.randn(rows, out_fours * 4, generator=generator).to(dtype) if adds else None
     quantisation = gguf.GGMLQuantizationType(kind)
     raw = gguf.quants.quantize(weight.numpy(), quantisation)
     exact = torch.from_numpy(gguf.quants.dequantize(raw, quantisation)).double()
     expected = x.double() @ exact.T + (0 if residual is None else residual.double())
     product = kernels.multiply(x, Blocks.from_file(raw, kind), residual)
-    torch.testing.assert_close(product, expected.float(), rtol=1e-5, atol=1e-4)
+    assert_close(product, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -165,7 +199,7 @@ def test_rows_kept_as_blocks_are_those_that_were_dequantised() -> None:
     """Norms, rotary pairs and merged rows: one token through blocks and 13 through packed weights agree."""
     tensors = open_tensors(resolve(ModelSource(demo="smollm2-135m")))
     weights = load(tensors, torch.float32, torch.device("cpu"), lambda _: None, keep_blocks=True)
-    loaded = load_kernels(cpu_flags())
+    loaded = load_kernels(cpu_flags(), torch.float32)
     assert isinstance(loaded, Kernels)
     for layer in (weights.layers[0], weights.layers[-1]):
         pairs = (
@@ -203,12 +237,29 @@ def test_a_model_says_what_transformers_says_with_kernels_and_without(
     assert reference.ties == 0
 
 
+@pytest.mark.parametrize("switch", [pytest.param("", marks=needs_kernels, id="on"), pytest.param("off", id="off")])
+def test_in_bfloat16_a_model_says_nearly_what_it_says_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    path = make_tiny_llama(tmp_path / "model", seed=5, num_heads=4, num_kv_heads=2)
+    runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20, data_type="BFloat16")
+    assert runner.description.endswith("torch alone" if switch else "own kernels")
+    requests = [greedy(str(i), [(i * 31 + j * j) % 256 for j in range(n)]) for i, n in enumerate((1, 2, 17, 90, 40))]
+    scheduler = run(runner, requests, per_request=7, num_blocks=12)
+    assert scheduler.preemptions_total > 0
+    reference = Reference.from_directory(path)
+    for request, output in zip(requests, outputs(requests), strict=True):
+        # Logits of this model lie around 1: eight bits of each number leave a hundredth or two.
+        reference.assert_greedy(request.tokens[: request.num_prompt], output, tie=0.05)
+
+
 def test_without_a_compiler_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert _reason(NEEDED_FLAGS) == "no C compiler (cc) is installed"
     assert build_into(str(tmp_path)) == 0
-    assert not (tmp_path / NAME).exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_compiler_that_fails_is_a_reason_of_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -230,6 +281,10 @@ def test_a_processor_without_the_vectors_is_a_reason() -> None:
     assert _reason(NEEDED_FLAGS - {"avx512bw"}) == "the processor lacks avx512bw"
 
 
+def test_another_type_of_elements_is_a_reason() -> None:
+    assert load_kernels(NEEDED_FLAGS, torch.float16) == "they compute in float32 and bfloat16, not in float16"
+
+
 def test_starts_at_the_same_time_find_a_whole_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _compiler(tmp_path / "cc", 'while [ "$1" != -o ]; do [ $# = 1 ] && exit 0; shift; done; printf whole > "$2"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -244,13 +299,13 @@ def test_starts_at_the_same_time_find_a_whole_library(monkeypatch: pytest.Monkey
 
 
 def _content(flags: frozenset[str]) -> str:
-    found = find_or_build(flags)
+    found = find_or_build(flags, "float32")
     return found if isinstance(found, str) else found.path.read_text()
 
 
 def _reason(flags: frozenset[str]) -> str:
-    assert not SOURCE.with_name(NAME).exists(), "a prebuilt library lies in the source tree"
-    found = find_or_build(flags)
+    assert not SOURCE.with_name(NAMES["float32"]).exists(), "a prebuilt library lies in the source tree"
+    found = find_or_build(flags, "float32")
     assert isinstance(found, str)
     return found
 

@@ -167,14 +167,14 @@ class TorchRunner:
 def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:
     """Own kernels where they compute this model on this machine, or why they do not."""
     reason = None
-    if device.type != "cpu" or dtype is not torch.float32:
-        reason = "they compute in float32 on a CPU"
+    if device.type != "cpu":
+        reason = "they compute on a CPU"
     elif any(size % LANES for size in (shape.head_dim, shape.hidden_size, shape.intermediate_size)):
         reason = f"the model has dimensions that are no multiples of {LANES}"
     elif shape.head_dim > MAX_HEAD_DIM or shape.num_heads // shape.num_kv_heads > MAX_TILE_QUERIES:
         reason = "the model's attention heads are too wide or too many for a KV head"
     if reason is None:
-        return load_kernels(cpu_flags())
+        return load_kernels(cpu_flags(), dtype)
     log.info("kernels: none: %s", reason)
     return reason
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
-NAME = "kernels-x86-64-v4.so"
+# One library for each type of activations and cache, and what the compiler is told for it.
+NAMES = {"float32": "kernels-x86-64-v4-float32.so", "bfloat16": "kernels-x86-64-v4-bfloat16.so"}
+_DEFINES: dict[str, tuple[str, ...]] = {"float32": (), "bfloat16": ("-DBFLOAT16",)}
 
 # What the source's vectors are: x86-64-v4. Narrower registers would gain little over torch.
 NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "bmi2", "f16c", "fma"})
@@ -34,19 +36,19 @@ class Found:
     """`prebuilt` or `built`."""
 
 
-def find_or_build(cpu_flags: frozenset[str]) -> Found | str:
-    """The library for this machine, or why there is none."""
+def find_or_build(cpu_flags: frozenset[str], element: str) -> Found | str:
+    """The library for this machine and type of elements (one of `NAMES`), or why there is none."""
     if missing := NEEDED_FLAGS - cpu_flags:
         return f"the processor lacks {', '.join(sorted(missing))}"
-    if (beside := SOURCE.with_name(NAME)).is_file():
+    if (beside := SOURCE.with_name(NAMES[element])).is_file():
         return Found(beside, "prebuilt")
     compiler = shutil.which("cc")
     if compiler is None:
         return "no C compiler (cc) is installed"
     try:
-        target = _cache_directory() / _digest(compiler) / NAME
+        target = _cache_directory() / _digest(compiler) / NAMES[element]
         if not target.is_file():
-            compile_into(compiler, target)
+            compile_into(compiler, element, target)
     except subprocess.CalledProcessError as error:
         lines = str(error.stderr).strip().splitlines() or [f"exit status {error.returncode}"]
         return f"{compiler} failed: {lines[0]}"
@@ -55,7 +57,7 @@ def find_or_build(cpu_flags: frozenset[str]) -> Found | str:
     return Found(target, "built")
 
 
-def compile_into(compiler: str, target: Path) -> None:
+def compile_into(compiler: str, element: str, target: Path) -> None:
     """Build the library; whoever builds at the same time, the file is whole once it has its name.
 
     Raises:
@@ -65,8 +67,8 @@ def compile_into(compiler: str, target: Path) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        made = Path(scratch) / NAME
-        command = [compiler, *_FLAGS, str(SOURCE), "-o", str(made)]
+        made = Path(scratch) / target.name
+        command = [compiler, *_FLAGS, *_DEFINES[element], str(SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_LIMIT_S)  # noqa: S603
         made.replace(target)
 
@@ -91,7 +93,8 @@ def main(directory: str) -> int:
         print("kernels: none: no C compiler (cc) is installed")  # noqa: T201  # a program's answer
         return 0
     try:
-        compile_into(compiler, Path(directory) / NAME)
+        for element, name in NAMES.items():
+            compile_into(compiler, element, Path(directory) / name)
     except (OSError, subprocess.SubprocessError) as error:
         print(f"kernels: none: {error}: {getattr(error, 'stderr', '')}")  # noqa: T201  # likewise
     else:

@@ -1,5 +1,7 @@
-/* What a decode step spends its time on beside large matrix products, in float32, on any number of OpenMP threads.
+/* What a decode step spends its time on beside large matrix products, on any number of OpenMP threads.
  *
+ * Compiled once for each type that activations and the cache are kept in: float32, or with -DBFLOAT16 bfloat16. All
+ * arithmetic is in float32 either way; `get` and `put` are where the types meet.
  * Plain C with a plain C ABI: `library.py` calls it through ctypes with the addresses of torch's tensors, so it builds
  * in seconds, without torch's headers, and outlives torch's versions. Vectors are GCC's and clang's own 16 floats,
  * one register of AVX-512: `build.py` says for which processors. Letters as in attention.py: G KV heads, D head dimension.
@@ -20,6 +22,42 @@ typedef float loose __attribute__((vector_size(64), aligned(4), may_alias)); /* 
 
 INLINE vec load(const float *from) { return *(const loose *)from; }
 INLINE void store(float *to, vec value) { *(loose *)to = value; }
+#ifdef BFLOAT16
+typedef uint16_t real; /* the upper half of a float */
+
+INLINE vec get(const real *from)
+{
+    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+}
+
+/* To the nearest, ties to even; no number stays no number, so that a broken product is found where it is sampled. */
+INLINE void put(real *to, vec value)
+{
+    __m512i bits = (__m512i)value, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i near = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    __mmask16 broken = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
+    near = _mm512_mask_mov_epi32(near, broken, _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(near));
+}
+#else
+typedef float real;
+
+INLINE vec get(const real *from) { return load(from); }
+INLINE void put(real *to, vec value) { store(to, value); }
+#endif
+
+/* `count` numbers as floats: where they lie, or in `room`. */
+INLINE const float *floats(const real *from, float *room, int64_t count)
+{
+#ifdef BFLOAT16
+    for (int64_t i = 0; i < count; i += LANES) store(room + i, get(from + i));
+    return room;
+#else
+    (void)room, (void)count;
+    return from;
+#endif
+}
+
 INLINE vec all(float value) { return value - (vec){0}; }
 INLINE vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
 INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
@@ -83,9 +121,9 @@ INLINE vec exponential(vec x)
 #define WIDEST 256 /* head dimension */
 
 typedef struct {
-    const float *q;        /* rows of `q_stride` floats, heads first */
+    const real *q;         /* rows of `q_stride` numbers, heads first */
     int64_t q_stride;
-    const float *layer;    /* [blocks, block_tokens, 2, G, D] */
+    const real *layer;     /* [blocks, block_tokens, 2, G, D] */
     const int64_t *tables; /* block ids, rows of `table_width` */
     const int64_t *tiles;  /* [num_tiles, 4]: first row, rows, tokens that the first row attends to, row of the table */
     int64_t table_width, block_tokens, heads, kv_heads, dimension;
@@ -185,12 +223,14 @@ INLINE void attend_tokens(const Attention *a, const int64_t *tile, int64_t head,
         s->weight[j] = 0;
         memset(s->sum[j], 0, sizeof(float) * (size_t)dimension);
     }
+    float asked[4][WIDEST], known[2][TOKENS * WIDEST]; /* packed: strides of a power of two fight for the same cache lines */
     for (int64_t base = from; base < to; base += TOKENS) {
         const float *keys[TOKENS], *values[TOKENS];
         for (int t = 0; t < TOKENS; t++) {
             int64_t at = base + t < to ? base + t : to - 1; /* beyond the end: any token, weighed with 0 */
-            keys[t] = a->layer + (table[at / size] * size + at % size) * width + head * dimension;
-            values[t] = keys[t] + a->kv_heads * dimension;
+            const real *key = a->layer + (table[at / size] * size + at % size) * width + head * dimension;
+            keys[t] = floats(key, known[0] + t * dimension, dimension);
+            values[t] = floats(key + a->kv_heads * dimension, known[1] + t * dimension, dimension);
         }
         for (int first = 0; first < queries;) {
             const float *q[4];
@@ -199,7 +239,8 @@ INLINE void attend_tokens(const Attention *a, const int64_t *tile, int64_t head,
             for (int j = 0; j < some; j++) {
                 int row = (first + j) / group;
                 int64_t end = tile[2] + row < to ? tile[2] + row : to, left = end - base;
-                q[j] = a->q + (tile[0] + row) * a->q_stride + (head * group + (first + j) % group) * dimension;
+                const real *query = a->q + (tile[0] + row) * a->q_stride + (head * group + (first + j) % group) * dimension;
+                q[j] = floats(query, asked[j], dimension);
                 visible[j] = left < 0 ? 0 : left < TOKENS ? (int)left : TOKENS;
             }
             switch (some) { /* constants, so that sums stay in registers */
@@ -235,19 +276,19 @@ static void attend_task(const Attention *a, const int64_t *tile, int64_t head, i
         attend_tokens(a, tile, head, from, to, s, (int)a->dimension);
 }
 
-static void write_out(const Attention *a, const int64_t *tile, int64_t head, const Softmax *s, float *out)
+static void write_out(const Attention *a, const int64_t *tile, int64_t head, const Softmax *s, real *out)
 {
     int group = (int)(a->heads / a->kv_heads);
     for (int j = 0; j < tile[1] * group; j++) {
-        float *to = out + ((tile[0] + j / group) * a->heads + head * group + j % group) * a->dimension;
+        real *to = out + ((tile[0] + j / group) * a->heads + head * group + j % group) * a->dimension;
         float share = 1 / s->weight[j];
-        for (int64_t d = 0; d < a->dimension; d += LANES) store(to + d, load(s->sum[j] + d) * share);
+        for (int64_t d = 0; d < a->dimension; d += LANES) put(to + d, load(s->sum[j] + d) * share);
     }
 }
 
 /* out: [rows, heads, D]. `shares` > 1 splits every context, for batches too small to keep all threads busy.
  * Returns 0, or 1 when there is no memory for what the shares hold. */
-int sluice_attend(float *out, const float *q, int64_t q_stride, const float *layer, const int64_t *tables,
+int sluice_attend(real *out, const real *q, int64_t q_stride, const real *layer, const int64_t *tables,
                   int64_t table_width, const int64_t *tiles, int64_t num_tiles, int64_t block_tokens, int64_t heads,
                   int64_t kv_heads, int64_t dimension, float scale, int64_t shares)
 {
@@ -287,25 +328,25 @@ int sluice_attend(float *out, const float *q, int64_t q_stride, const float *lay
 #define WORTH_THREADS 16384 /* values below which waking another thread costs more than it saves */
 
 /* Rows over their root mean square; `weight` may be null. */
-void sluice_norm(float *out, const float *x, const float *weight, int64_t rows, int64_t width, float epsilon)
+void sluice_norm(real *out, const real *x, const real *weight, int64_t rows, int64_t width, float epsilon)
 {
 #pragma omp parallel for if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
-        const float *from = x + row * width;
-        float *to = out + row * width;
+        const real *from = x + row * width;
+        real *to = out + row * width;
         vec squares = all(0);
-        for (int64_t i = 0; i < width; i += LANES) squares += load(from + i) * load(from + i);
+        for (int64_t i = 0; i < width; i += LANES) squares += get(from + i) * get(from + i);
         float scale = 1 / __builtin_sqrtf(sum(squares) / (float)width + epsilon);
         if (weight)
-            for (int64_t i = 0; i < width; i += LANES) store(to + i, load(from + i) * scale * load(weight + i));
+            for (int64_t i = 0; i < width; i += LANES) put(to + i, get(from + i) * scale * get(weight + i));
         else
-            for (int64_t i = 0; i < width; i += LANES) store(to + i, load(from + i) * scale);
+            for (int64_t i = 0; i < width; i += LANES) put(to + i, get(from + i) * scale);
     }
 }
 
 /* Turn q and k of qkv [rows, (heads + 2 G) D] to their positions, in place, and store k and v in the layer's cache.
  * `turns`: [positions, D/2] complex numbers. */
-void sluice_turn_and_store(float *qkv, const float *turns, const int64_t *positions, float *layer,
+void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positions, real *layer,
                            const int64_t *kv_rows, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dimension)
 {
     int64_t width = (heads + 2 * kv_heads) * dimension, kept = 2 * kv_heads * dimension;
@@ -313,29 +354,29 @@ void sluice_turn_and_store(float *qkv, const float *turns, const int64_t *positi
 #pragma omp parallel for if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const float *turn = turns + positions[row] * dimension;
-        float *own = qkv + row * width;
+        real *own = qkv + row * width;
         for (int64_t head = 0; head < heads + kv_heads; head++)
             for (int64_t d = 0; d < dimension; d += LANES) {
-                float *at = own + head * dimension + d;
-                vec value = load(at), angle = load(turn + d);
+                real *at = own + head * dimension + d;
+                vec value = get(at), angle = load(turn + d);
                 vec cosine = SHUFFLE(angle, angle, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
                 vec sine = SHUFFLE(angle, angle, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
                 vec swapped = SHUFFLE(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-                store(at, value * cosine + swapped * sine * sign);
+                put(at, value * cosine + swapped * sine * sign);
             }
-        memcpy(layer + kv_rows[row] * kept, own + heads * dimension, sizeof(float) * (size_t)kept);
+        memcpy(layer + kv_rows[row] * kept, own + heads * dimension, sizeof(real) * (size_t)kept);
     }
 }
 
 /* out [rows, width] = silu(first half) × second half of gate_up [rows, 2 width]. */
-void sluice_silu_mul(float *out, const float *gate_up, int64_t rows, int64_t width)
+void sluice_silu_mul(real *out, const real *gate_up, int64_t rows, int64_t width)
 {
 #pragma omp parallel for if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
-        const float *gate = gate_up + row * 2 * width, *up = gate + width;
+        const real *gate = gate_up + row * 2 * width, *up = gate + width;
         for (int64_t i = 0; i < width; i += LANES) {
-            vec value = load(gate + i);
-            store(out + row * width + i, value / (1 + exponential(-value)) * load(up + i));
+            vec value = get(gate + i);
+            put(out + row * width + i, value / (1 + exponential(-value)) * get(up + i));
         }
     }
 }
@@ -369,7 +410,7 @@ INLINE void read_block(Kind kind, const uint8_t *block, vec *low, vec *high)
 }
 
 /* `outs` rows of weights times `rows` rows of x. */
-INLINE void multiply(Kind kind, float *out, const float *residual, int64_t out_width, const float *x, int64_t in_width,
+INLINE void multiply(Kind kind, real *out, const real *residual, int64_t out_width, const float *x, int64_t in_width,
                      const uint8_t *weights, int64_t row_bytes, int outs, int rows)
 {
     vec product[LANES] = {};
@@ -385,20 +426,25 @@ INLINE void multiply(Kind kind, float *out, const float *residual, int64_t out_w
         }
     }
     vec total = sums(product);
+    real row[LANES] = {0};
+    if (residual) {
+        for (int o = 0; o < outs; o++)
+            for (int r = 0; r < rows; r++) row[o * rows + r] = residual[r * out_width + o];
+        total += get(row);
+    }
+    put(row, total);
     for (int o = 0; o < outs; o++)
-        for (int r = 0; r < rows; r++) {
-            int64_t to = r * out_width + o;
-            out[to] = total[o * rows + r] + (residual ? residual[to] : 0);
-        }
+        for (int r = 0; r < rows; r++) out[r * out_width + o] = row[o * rows + r];
 }
 
 /* Four rows of weights, which stay in the first-level cache, times all rows of x. */
-INLINE void multiply_four(Kind kind, float *out, const float *residual, int64_t out_width, const float *x,
+INLINE void multiply_four(Kind kind, real *out, const real *residual, int64_t out_width, const float *x,
                           int64_t in_width, const uint8_t *weights, int64_t row_bytes, int64_t rows)
 {
     for (int64_t row = 0; row < rows;) {
-        float *to = out + row * out_width;
-        const float *plus = residual ? residual + row * out_width : 0, *from = x + row * in_width;
+        real *to = out + row * out_width;
+        const real *plus = residual ? residual + row * out_width : 0;
+        const float *from = x + row * in_width;
         if (rows - row >= ROWS) {
             multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 2, ROWS);
             multiply(kind, to + 2, plus ? plus + 2 : 0, out_width, from, in_width, weights + 2 * row_bytes, row_bytes, 2,
@@ -418,17 +464,23 @@ INLINE void multiply_four(Kind kind, float *out, const float *residual, int64_t 
 }
 
 /* out [rows, out_width] = x [rows, in_width] times blocks [out_width, in_width] transposed, plus the residual, which
- * may be null. The weights are exactly what the file says; sums are in float32. out_width is a multiple of 4. */
-void sluice_multiply(float *out, const float *x, const uint8_t *weights, const float *residual, int64_t rows,
-                     int64_t in_width, int64_t out_width, int64_t kind)
+ * may be null. The weights are exactly what the file says; sums are in float32. out_width is a multiple of 4.
+ * Returns 0, or 1 when there is no memory for x as floats. */
+int sluice_multiply(real *out, const real *x, const uint8_t *weights, const real *residual, int64_t rows,
+                    int64_t in_width, int64_t out_width, int64_t kind)
 {
     int64_t row_bytes = in_width / BLOCK * (kind == Q4_1 ? 24 : 36);
+    float *room = 0;
+    if (sizeof(real) < sizeof(float) && !(room = malloc(sizeof(float) * (size_t)(rows * in_width)))) return 1;
+    const float *wide = floats(x, room, rows * in_width);
 #pragma omp parallel for schedule(static)
     for (int64_t o = 0; o < out_width; o += 4) {
-        const float *plus = residual ? residual + o : 0;
+        const real *plus = residual ? residual + o : 0;
         if (kind == Q4_1)
-            multiply_four(Q4_1, out + o, plus, out_width, x, in_width, weights + o * row_bytes, row_bytes, rows);
+            multiply_four(Q4_1, out + o, plus, out_width, wide, in_width, weights + o * row_bytes, row_bytes, rows);
         else
-            multiply_four(Q8_0, out + o, plus, out_width, x, in_width, weights + o * row_bytes, row_bytes, rows);
+            multiply_four(Q8_0, out + o, plus, out_width, wide, in_width, weights + o * row_bytes, row_bytes, rows);
     }
+    free(room);
+    return 0;
 }

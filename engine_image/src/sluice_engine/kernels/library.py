@@ -1,4 +1,4 @@
-"""Calls the kernels with tensors: float32 on the CPU, contiguous unless a stride is passed.
+"""Calls the kernels with tensors of the library's own type on the CPU, contiguous unless a stride is passed.
 
 Owns the loaded library and the arguments' types; knows nothing of the model or of requests. torch is imported first on
 purpose: its OpenMP runtime is then the one that the library finds, and both share one pool of threads.
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sluice_engine.kernels.build import find_or_build
+from sluice_engine.kernels.build import NAMES, Found, find_or_build
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ ROWS_STEP = 4
 MAX_TILE_QUERIES = 32
 MAX_HEAD_DIM = 256
 
-_TILE_QUERIES = 12
+# More queries share what is read and widened of a block of keys; more would leave the first-level cache.
+_TILE_QUERIES = 24
 # Below this many keys a share of a context is not worth a task of its own.
 _SHARE_TOKENS = 256
 
@@ -85,7 +86,7 @@ class Kernels:
         self._silu_mul.argtypes = [address, address, size, size]
         self._multiply = library.sluice_multiply
         self._multiply.argtypes = [*[address] * 4, *[size] * 4]
-        for call in (self._multiply, self._norm, self._turn_and_store, self._silu_mul):
+        for call in (self._norm, self._turn_and_store, self._silu_mul):
             call.restype = None
 
     def attend(self, q: Tensor, tiles: Tiles, layer: Tensor, block_tokens: int, kv_heads: int, out: Tensor) -> None:
@@ -113,9 +114,11 @@ class Kernels:
         out_width = len(blocks.data)
         out = x.new_empty(rows, out_width)
         plus = None if residual is None else residual.data_ptr()
-        self._multiply(
+        failed = self._multiply(
             out.data_ptr(), x.data_ptr(), blocks.data.data_ptr(), plus, rows, in_width, out_width, blocks.kind
         )
+        if failed:
+            raise MemoryError("no memory for a product's input")
         return out
 
     def norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
@@ -151,9 +154,16 @@ def rows_per_tile(group: int) -> int:
     return max(1, _TILE_QUERIES // group)
 
 
-def load_kernels(cpu_flags: frozenset[str]) -> Kernels | str:
-    """The kernels, or why there are none; logged once."""
-    found = "switched off" if os.environ.get(SWITCH) == "off" else find_or_build(cpu_flags)
+def load_kernels(cpu_flags: frozenset[str], dtype: torch.dtype) -> Kernels | str:
+    """The kernels for activations and a cache of this type, or why there are none; logged once."""
+    element = str(dtype).removeprefix("torch.")
+    found: Found | str
+    if os.environ.get(SWITCH) == "off":
+        found = "switched off"
+    elif element not in NAMES:
+        found = f"they compute in {' and '.join(NAMES)}, not in {element}"
+    else:
+        found = find_or_build(cpu_flags, element)
     result: Kernels | str
     if isinstance(found, str):
         result = found
