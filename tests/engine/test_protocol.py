@@ -217,7 +217,7 @@ def message(**fields: Any) -> bytes:
         pytest.param(chat(service_tier="flex"), "service_tier", "unsupported_parameter", "flex", id="service_tier"),
         pytest.param(chat(user=1), "user", "invalid_type", "must be a string", id="user a number"),
         pytest.param(chat(max_token=1), "max_token", "unknown_parameter", "Unknown", id="a misspelled field"),
-        pytest.param(chat(priority=1), "priority", "unknown_parameter", "Unknown", id="another engine's field"),
+        pytest.param(chat(min_tokens=1), "min_tokens", "unknown_parameter", "Unknown", id="another engine's field"),
         pytest.param(chat(**{"a\nb": 1}), "…", "unknown_parameter", "Unknown", id="an unprintable name"),
     ],
 )

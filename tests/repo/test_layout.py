@@ -15,14 +15,14 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
     "__future__", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "itertools", "json", "math", "operator", "re", "statistics", "string", "textwrap",
-    "types", "typing",
+    "functools", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re", "statistics", "string",
+    "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.state", "sluice_sidecar.ledger",
     "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
-    "sluice_sidecar.measure", "sluice_sidecar.decisions",
+    "sluice_sidecar.measure", "sluice_sidecar.decisions", "sluice_sidecar.trust",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
     "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
     "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.figures", "sluice_operator.changes",
@@ -41,7 +41,7 @@ exec(open(sys.argv[1]).read())
 
 
 def pure_files() -> list[Path]:
-    files = sorted((ROOT / "engine_image/src/sluice_engine/core").glob("*.py"))
+    files = sorted((ROOT / "engine_image/src/sluice_engine/core").rglob("*.py"))
     for module in sorted(PURE_PROJECT):
         package, _, name = module.partition(".")
         folder = {"sluice_engine": "engine_image", "sluice_sidecar": "sidecar", "sluice_operator": "operator"}[package]

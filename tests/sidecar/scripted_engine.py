@@ -57,6 +57,8 @@ class Script:
     hold_headers: asyncio.Event | None = None
     hold_token: dict[int, asyncio.Event] = field(default_factory=dict)
     """Waits for the event before the token of this index."""
+    error_before_token: int | None = None
+    """Ends there with the event of a missed deadline."""
     die_before_token: int | None = None
     """Kills the connection there."""
     text: str = "tok"
@@ -181,6 +183,11 @@ class ScriptedEngine:
         for index in range(script.tokens):
             if (hold := script.hold_token.get(index)) is not None:
                 await hold.wait()
+            if script.error_before_token == index:
+                error = {"message": "too late", "type": "server_error", "param": None, "code": "deadline_missed"}
+                await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+                await response.write_eof()
+                return response
             if script.die_before_token == index:
                 if script.partial_event:
                     await response.write(b'data: {"choices": [{"delta": {"cont')

@@ -10,6 +10,7 @@ import pytest
 from engine.serving import HeldRunner, make_loaded
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.fit import MAX_CHOICES
+from sluice_engine.core.terms import Terms
 from sluice_engine.counters import Counters
 from sluice_engine.intake import completion_prompts, requests_of
 from sluice_engine.protocol.completions import parse_completion
@@ -30,7 +31,7 @@ def submit(engine: LoadedEngine, body: dict[str, Any], request_id: str) -> None:
     call = parse_completion(json.dumps(body).encode())
     prompts = completion_prompts(call, engine.tokenizer)
     for request in requests_of(
-        prompts, call.generation, engine, request_id=request_id, arrival_us=0, draw_seed=lambda: 1
+        prompts, call.generation, engine, request_id=request_id, terms=Terms(), arrival_us=0, draw_seed=lambda: 1
     ):
         assert engine.loop.add(request) is None
 

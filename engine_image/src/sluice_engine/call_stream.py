@@ -12,7 +12,7 @@ from typing import Self
 
 from sluice_engine.core.plan import Emission
 from sluice_engine.core.request import Outcome
-from sluice_engine.errors import RequestError
+from sluice_engine.errors import DeadlineMissed, RequestError
 
 
 class CallStream:
@@ -38,6 +38,17 @@ class CallStream:
             await self._waiter
         emissions, self._emissions = self._emissions, []
         return emissions
+
+    async def begun(self) -> None:
+        """Return once there is something to tell that is no missed deadline.
+
+        Raises:
+            RequestError: a request ran out of time before anything was told, or as `next`.
+        """
+        emissions = await self.next()
+        self._emissions[:0] = emissions
+        if any(emission.outcome is Outcome.EXPIRED for emission in emissions):
+            raise DeadlineMissed
 
     def stop(self, request_id: str) -> None:
         """A stop string was found: the request has its answer, the engine need not go on."""

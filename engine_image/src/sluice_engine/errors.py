@@ -59,6 +59,8 @@ class RequestError(EngineError):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    should_retry: bool | None = None
+    """What the header x-should-retry says; None leaves the client to its own rules."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = sentence(message)
@@ -123,3 +125,7 @@ class DeadlineMissed(RequestError):
     """Its deadline passed, or could not be met any more; the same request sent again would miss it too."""
 
     status, type, code = 504, "server_error", "deadline_missed"
+    should_retry = False
+
+    def __init__(self, message: str = "the deadline of this request passed, or could not be met any more") -> None:
+        super().__init__(message)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
+from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
@@ -67,6 +68,7 @@ def requests_of(
     engine: LoadedEngine,
     *,
     request_id: str,
+    terms: Terms,
     arrival_us: int,
     draw_seed: Callable[[], int],
 ) -> list[Request]:
@@ -92,9 +94,17 @@ def requests_of(
                     arrival_us=arrival_us,
                     gate_id=request_id,
                     index=len(requests),
+                    priority=terms.priority(behind=generation.behind),
+                    tenant=terms.tenant,
+                    first_token_deadline_us=_deadline(arrival_us, terms.first_token_us),
+                    finish_deadline_us=_deadline(arrival_us, terms.finish_us),
                 )
             )
     return requests
+
+
+def _deadline(arrival_us: int, bound_us: int | None) -> int | None:
+    return None if bound_us is None else arrival_us + bound_us
 
 
 def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) -> int:

@@ -69,5 +69,5 @@ def _error(emission: Emission) -> RequestError:
     if emission.outcome is Outcome.FAILED:
         return RequestFailed(emission.request.error or "the request failed in the engine")
     if emission.outcome is Outcome.EXPIRED:
-        return DeadlineMissed("the deadline of this request passed, or could not be met any more")
+        return DeadlineMissed()
     return EngineNotReady("the engine ended this request")

@@ -23,6 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from sluice_engine.answer import Answer
 from sluice_engine.codec import encode
+from sluice_engine.core.terms import InvalidTerms, Terms
+from sluice_engine.core.terms import parse as parse_terms
 from sluice_engine.errors import (
     BodyTooLarge,
     EngineNotReady,
@@ -106,6 +108,7 @@ class EngineServer:
         """`/v1/chat/completions`."""
         request_id = self._request_id(http)
         engine = self._service.loaded()
+        terms = _terms(http)
         raw = await http.read()
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_chat(raw))
@@ -113,12 +116,13 @@ class EngineServer:
         prompts = await self._off_loop(len(raw), lambda: chat_prompts(call, engine.tokenizer))
         head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.generation)
         reply = ChatReply(head)
-        return await self._generate(http, engine, prompts, call.generation, reply, arrival_us)
+        return await self._generate(http, engine, prompts, call.generation, reply, terms, arrival_us)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`/v1/completions`."""
         request_id = self._request_id(http)
         engine = self._service.loaded()
+        terms = _terms(http)
         raw = await http.read()
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_completion(raw))
@@ -126,7 +130,7 @@ class EngineServer:
         prompts = await self._off_loop(len(raw), lambda: completion_prompts(call, engine.tokenizer))
         head = self._head(f"cmpl-{request_id.removeprefix('req-')}", call.generation)
         reply = CompletionReply(head)
-        return await self._generate(http, engine, prompts, call.generation, reply, arrival_us)
+        return await self._generate(http, engine, prompts, call.generation, reply, terms, arrival_us)
 
     async def _generate(
         self,
@@ -135,6 +139,7 @@ class EngineServer:
         prompts: Sequence[Prompt],
         generation: Generation,
         reply: Reply,
+        terms: Terms,
         arrival_us: int,
     ) -> web.StreamResponse:
         request_id = http[REQUEST_ID]
@@ -143,12 +148,16 @@ class EngineServer:
             generation,
             engine,
             request_id=request_id,
+            terms=terms,
             arrival_us=arrival_us,
             draw_seed=self._sources.draw_seed,
         )
         answer = Answer(requests, engine.tokenizer, generation, sum(len(prompt.tokens) for prompt in prompts))
         with self._service.submit(requests) as stream:
             if generation.stream:
+                if terms.bound_us is not None:
+                    # Until it has begun, a missed deadline can still be an answer of its own.
+                    await stream.begun()
                 response = _event_stream(request_id)
                 await response.prepare(http)
                 await answer.write(stream, reply, response)
@@ -257,6 +266,14 @@ class EngineServer:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _terms(http: web.Request) -> Terms:
+    """Whoever reaches this socket is the gate, or the pod itself."""
+    try:
+        return parse_terms(http.headers, trusted=True)
+    except InvalidTerms as error:
+        raise InvalidRequest.field(error.header, error.problem) from error
+
+
 def _event_stream(request_id: str) -> web.StreamResponse:
     return web.StreamResponse(
         headers={
@@ -265,6 +282,13 @@ def _event_stream(request_id: str) -> web.StreamResponse:
             REQUEST_ID_HEADER: request_id,
         }
     )
+
+
+def _error(error: RequestError, request_id: str | None = None) -> web.Response:
+    response = _json(error.body(), request_id, error.status)
+    if error.should_retry is not None:
+        response.headers["x-should-retry"] = "true" if error.should_retry else "false"
+    return response
 
 
 def _json(body: object, request_id: str | None = None, status: int = 200) -> web.Response:
@@ -300,5 +324,5 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         log.exception("request failed", extra={"path": request.path})
         answer = RequestError("internal error")
     with contextlib.suppress(KeyError):
-        return _json(answer.body(), request[REQUEST_ID], answer.status)
-    return _json(answer.body(), status=answer.status)
+        return _error(answer, request[REQUEST_ID])
+    return _error(answer)

@@ -34,6 +34,10 @@ _UNAVAILABLE = {
     Reason.ENGINE_LOADING: "The model is still loading; try again in a moment.",
     Reason.ENGINE_DEAD: "The engine is down and is being restarted; try again in a moment.",
 }
+MISSED = Refusal(
+    Reason.DEADLINE_MISSED,
+    "The deadline of this request passed before it could be answered; ask for less, or allow more time.",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -47,8 +51,14 @@ class Ticket:
     deadline_us: int
     held: Held
     decision: Decision
+    bound_us: int | None
+    """When its caller will have no more use for it; None: never."""
     on_settled: Callable[[Permit | Refusal], None]
     verdict: Permit | Refusal | None = None
+
+    def missed(self, now_us: int) -> bool:
+        """Whether its caller has no more use for it."""
+        return self.bound_us is not None and now_us >= self.bound_us
 
 
 class Admission:
@@ -96,14 +106,18 @@ class Admission:
         on_settled: Callable[[Permit | Refusal], None],
         *,
         waited_us: int = 0,
+        bound_us: int | None = None,
     ) -> Permit | Refusal | Ticket:
         """Decide and reserve in one go. A `Ticket` waits in order; `on_settled` is called once, later.
 
-        `waited_us` went by since its body was whole, and is gone from the promise.
+        `waited_us` went by since its body was whole, and is gone from the promise. `bound_us` after that, its caller
+        has no more use for it.
         """
         decision = self.decisions.priced(request_id, cost, now_us - waited_us)
         if self.unavailable is not None:
             return self._refuse_unavailable(self.unavailable)
+        if bound_us is not None and waited_us >= bound_us:
+            return MISSED
         limits = self.room.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         for choice in cost.choices:
@@ -118,17 +132,21 @@ class Admission:
             # Nobody overtakes: it waits for what the first in line waits for.
             held = self._first.held
         wait_us = self._door_wait_us(cost, held, now_us, waited_us)
+        if bound_us is not None:
+            wait_us = min(wait_us, bound_us - waited_us)
         if wait_us <= 0 or len(self._door) >= max(LEAST_DOOR, limits.max_sequences):
             return self._refuse_busy(held, now_us)
         decision.held(held)
-        ticket = Ticket(request_id, cost, now_us - waited_us, now_us + wait_us, held, decision, on_settled)
+        arrived_us = now_us - waited_us
+        useless_us = None if bound_us is None else arrived_us + bound_us
+        ticket = Ticket(request_id, cost, arrived_us, now_us + wait_us, held, decision, useless_us, on_settled)
         self._door[request_id] = ticket
         return ticket
 
     def expire(self, ticket: Ticket, now_us: int) -> None:
         """Its time at the door is over: it is told what held it."""
         if self._door.pop(ticket.request_id, None) is not None:
-            self._settle(ticket, self._refuse_busy(ticket.held, now_us))
+            self._settle(ticket, MISSED if ticket.missed(now_us) else self._refuse_busy(ticket.held, now_us))
             self.advance(now_us)
 
     def leave(self, ticket: Ticket, now_us: int) -> None:
@@ -144,6 +162,8 @@ class Admission:
             ticket = self._first
             if self.unavailable is not None:
                 verdict: Permit | Refusal = self._refuse_unavailable(self.unavailable)
+            elif ticket.missed(now_us):
+                verdict = MISSED
             else:
                 look = self.room.look(ticket.cost, now_us, now_us - ticket.arrived_us)
                 if look.held is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice_engine.config import require
+from sluice_sidecar.trust import is_network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class GateConfig:
     body_limit_bytes: int = 8 * 1024 * 1024
     held_bodies_bytes: int = 256 * 1024 * 1024
     """All request bodies held together."""
+    trusted_peers: tuple[str, ...] = ()
+    """Networks (CIDR) of peers whose class and tenant headers are believed: a gateway's, a router's."""
     stall_timeout_us: int = 30_000_000
     """A client that reads nothing for this long is cut and its engine request aborted."""
 
@@ -45,6 +48,8 @@ class GateConfig:
             require(0 <= getattr(self, name) <= 65535, name, "must be 0 to 65535")
         for name in ("state_interval_us", "stale_after_us", "blind_after_us", "drain_timeout_us", "stall_timeout_us"):
             require(getattr(self, name) > 0, name, "must be positive")
+        for network in self.trusted_peers:
+            require(is_network(network), "trusted_peers", f"{network!r} is no network; write for example 10.0.0.0/8")
         require(self.endpoint_propagation_us >= 0, "endpoint_propagation_us", "must not be negative")
         require(
             1024 <= self.body_limit_bytes <= self.held_bodies_bytes, "body_limit_bytes", "1024 to held_bodies_bytes"

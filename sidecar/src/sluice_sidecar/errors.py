@@ -32,6 +32,7 @@ class Reason(StrEnum):
     SLOTS = "slots"
     ENGINE_OVERLOADED = "engine_overloaded"
     ENGINE_FAILED = "engine_failed"
+    DEADLINE_MISSED = "deadline_missed"
     BAD_REQUEST = "bad_request"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -63,6 +64,7 @@ _ANSWERS = {
     Reason.SLOTS: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_OVERLOADED: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_FAILED: Answer(502, "server_error", True),
+    Reason.DEADLINE_MISSED: Answer(504, "server_error", False),
     Reason.BAD_REQUEST: Answer(400, _INVALID, False),
     Reason.NOT_FOUND: Answer(404, _INVALID, False),
     Reason.METHOD_NOT_ALLOWED: Answer(405, _INVALID, False),

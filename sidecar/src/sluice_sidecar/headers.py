@@ -19,8 +19,8 @@ REQUEST_ID = "x-sluice-request-id"
 CLIENT_ID = "x-request-id"
 
 
-def for_engine(received: Mapping[str, str], request_id: str) -> dict[str, str]:
-    """What the engine is told."""
+def for_engine(received: Mapping[str, str], request_id: str, terms: Mapping[str, str]) -> dict[str, str]:
+    """What the engine is told; `terms` are the headers on which the call is served."""
     dropped = _HOP_BY_HOP | _NOT_FORWARDED | _listed(received)
     headers = {
         name: value
@@ -28,6 +28,7 @@ def for_engine(received: Mapping[str, str], request_id: str) -> dict[str, str]:
         if name.lower() not in dropped and not name.lower().startswith(_OWN)
     }
     headers.setdefault("Content-Type", "application/json")
+    headers |= terms
     headers[REQUEST_ID] = request_id
     headers[CLIENT_ID] = received.get(CLIENT_ID, request_id)
     return headers

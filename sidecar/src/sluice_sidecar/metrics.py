@@ -34,8 +34,15 @@ class GateMetrics:
         r = self.registry
         self.requests = Counter(
             "sluice_gate_requests_total",
-            "Requests that ended, by route and outcome (completed, refused, failed, client_left, stalled, drained).",
+            "Requests that ended, by route and outcome (completed, refused, expired, failed, client_left, stalled, "
+            "drained).",
             ["route", "outcome"],
+            registry=r,
+        )
+        self.stripped_headers = Counter(
+            "sluice_gate_stripped_headers_total",
+            "Identity headers (x-sluice-class, x-sluice-tenant) that were not read, since their peer is not trusted.",
+            ["header"],
             registry=r,
         )
         self.demand_tokens = Counter(

@@ -10,14 +10,15 @@ import asyncio
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import aiohttp
 from aiohttp import web
 
+from sluice_engine.core.terms import Terms
 from sluice_sidecar import headers
-from sluice_sidecar.admission import Admission
+from sluice_sidecar.admission import MISSED, Admission
 from sluice_sidecar.body import Body
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.sluice import SluiceEngine
@@ -29,7 +30,7 @@ from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.recorder import Recorder
 from sluice_sidecar.watch import StreamWatch
 
-Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained"]
+Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained", "expired"]
 
 PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
@@ -42,6 +43,7 @@ _MOST_EVENT_BYTES = 256 * 1024
 _TEXT = re.compile(rb'"(?:content|text)":\s*"[^"]')
 _INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 
 
@@ -53,6 +55,7 @@ class Call:
     route: Route
     request_id: str
     body: Body
+    terms: Terms = field(default_factory=Terms)
     arrived_us: int = 0
     outcome: Outcome | None = None
     refusal: Refusal | None = None
@@ -113,11 +116,12 @@ class Proxy:
     async def forward(self, call: Call, permit: Permit, times: StreamTimes) -> web.StreamResponse | Refusal:
         """Send the call on and copy the answer back; a refusal when the engine gave none."""
         permit.forwarded(self._clock())
+        waited_us = self._clock() - call.arrived_us
         try:
             async with self._engine.request(
                 "POST",
                 PATHS[call.route],
-                headers=headers.for_engine(call.request.headers, call.request_id),
+                headers=headers.for_engine(call.request.headers, call.request_id, call.terms.headers(waited_us)),
                 body=call.body.content,
             ) as upstream:
                 call.upstream = upstream
@@ -126,6 +130,9 @@ class Proxy:
                     upstream.close()
                 if (refusal := self._overload(upstream.status)) is not None:
                     return refusal
+                if upstream.status == web.HTTPGatewayTimeout.status_code:
+                    call.outcome = "expired"
+                    return MISSED
                 if upstream.content_type == "text/event-stream":
                     return await self._stream(call, upstream, permit, times)
                 return await self._whole(call, upstream, permit, times)
@@ -165,8 +172,10 @@ class Proxy:
                 call.outcome = "completed"
                 permit.completed = upstream.status == web.HTTPOk.status_code
                 self._recorder.completed(times, _usage(copied.tail), self._clock(), streamed=True)
+            elif call.cut:
+                call.outcome = "drained"
             else:
-                call.outcome = "drained" if call.cut else "failed"
+                call.outcome = "expired" if _EXPIRED.search(copied.tail) is not None else "failed"
             if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
                 await watch.write(_error_event(call))
             elif copied.pending:

@@ -15,6 +15,8 @@ import aiohttp
 from aiohttp import web
 
 from sluice_engine.config import LiveConfig
+from sluice_engine.core import terms
+from sluice_engine.core.terms import Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar import estimate
 from sluice_sidecar.admission import Admission, Ticket
@@ -32,6 +34,7 @@ from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.metrics import AdmissionCollector, GateMetrics
 from sluice_sidecar.proxy import PATHS, Call, Proxy
 from sluice_sidecar.recorder import Recorder
+from sluice_sidecar.trust import TrustedPeers
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class Gate:
             self.engine, self.admission, self.recorder, config, clock, closing=lambda: self.drain.started
         )
         self._calls: set[Call] = set()
+        self._trusted = TrustedPeers(config.trusted_peers)
         self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
         self.metrics.registry.register(
             AdmissionCollector(
@@ -152,6 +156,7 @@ class Gate:
     async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
         if (refusal := self._unavailable()) is not None:
             return refusal
+        call.terms = self._terms(call.request)
         await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
         self.metrics.request_bytes.inc(call.body.num_bytes)
         call.arrived_us = self.clock()
@@ -169,6 +174,23 @@ class Gate:
         times = call.times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
         with verdict.held(self.clock):
             return await self._proxy.forward(call, verdict, times)
+
+    def _terms(self, request: web.BaseRequest) -> Terms:
+        """What the caller asks for beside the answer.
+
+        Raises:
+            Refused: a header breaks a rule.
+        """
+        trusted = self._trusted.includes(request.remote)
+        if not trusted:
+            for name in terms.IDENTITY_HEADERS:
+                if name in request.headers:
+                    self.metrics.stripped_headers.labels(name).inc()
+        try:
+            return terms.parse(request.headers, trusted=trusted)
+        except terms.InvalidTerms as error:
+            message = sentence(f"Invalid {error.header!r}: {error.problem}")
+            raise Refused(Refusal(Reason.BAD_REQUEST, message, param=error.header)) from error
 
     async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where the estimate alone would refuse it."""
@@ -196,7 +218,14 @@ class Gate:
                 settled.set_result(verdict)
 
         now_us = self.clock()
-        verdict = self.admission.enter(call.request_id, cost, now_us, settle, waited_us=now_us - call.arrived_us)
+        verdict = self.admission.enter(
+            call.request_id,
+            cost,
+            now_us,
+            settle,
+            waited_us=now_us - call.arrived_us,
+            bound_us=call.terms.bound_us,
+        )
         if not isinstance(verdict, Ticket):
             return verdict
         ticket = verdict

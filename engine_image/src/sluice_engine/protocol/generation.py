@@ -14,6 +14,7 @@ MAX_N = 16
 MAX_STOP_CHARACTERS = 1024
 # Logits are divided by it: far below this they leave float32, and no distribution is left to draw from.
 LEAST_REPETITION_PENALTY = 0.01
+MAX_PRIORITY = 1_000_000
 # A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
 MAX_TOKENS_BOUND = 2**31 - 1
 
@@ -36,6 +37,8 @@ class Generation:
     n: int = 1
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    behind: bool = False
+    """Whether its caller puts it behind its own other requests."""
     logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
@@ -92,6 +95,8 @@ def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
         n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
         ignore_eos=fields.flag("ignore_eos"),
+        # As with vLLM, lower is sooner and 0 the usual; a caller orders its own requests, and never leaves its class.
+        behind=(fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0) > 0,
         logprobs=logprobs,
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
