@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
-from sluice_engine.core.plan import SampledToken, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTimes
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """What a script says of one sampling row."""
+
+    token_id: int
+    logprob: float | None = None
+    error: str | None = None
+
 
 Script = Callable[[ScheduledRequest], SampledToken]
 
@@ -20,7 +33,16 @@ def position_token(entry: ScheduledRequest) -> SampledToken:
     """A token that depends on the request's own history alone, as a real model's does."""
     request = entry.request
     token_id = (sum(request.tokens) * 31 + len(request.tokens)) % 1000 + 10
-    return SampledToken(request.id, entry.incarnation, token_id)
+    return SampledToken(token_id)
+
+
+def result_of(plan: StepPlan, tokens: Sequence[SampledToken]) -> StepResult:
+    return StepResult(
+        plan.step,
+        np.array([token.token_id for token in tokens], dtype=np.int64),
+        {row: token.logprob for row, token in enumerate(tokens) if token.logprob is not None},
+        {row: token.error for row, token in enumerate(tokens) if token.error is not None},
+    )
 
 
 class ScriptedRunner:
@@ -40,8 +62,7 @@ class ScriptedRunner:
             self._write(entry)
         for entry in plan.scheduled:
             self._read(entry)
-        sampled = tuple(self.script(entry) for entry in plan.scheduled if entry.samples)
-        return StepResult(plan.step, sampled)
+        return result_of(plan, [self.script(entry) for entry in plan.sampling()])
 
     def _cell(self, entry: ScheduledRequest, position: int) -> tuple[int, int]:
         return entry.request.blocks[position // self.block_tokens], position % self.block_tokens

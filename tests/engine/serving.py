@@ -19,11 +19,12 @@ from typing import Any
 from aiohttp import ClientSession, web
 from prometheus_client import CollectorRegistry
 
-from engine.scripted import ScriptedRunner, make_limits
+from engine.scripted import SampledToken, ScriptedRunner, make_limits
 from engine.tiny_model import EOS, tiny_tokenizer
 from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import EngineLoop
-from sluice_engine.core.plan import Emission, SampledToken, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost, StepCost
 from sluice_engine.core.steptime import PlanningProfile
@@ -48,7 +49,7 @@ def told(entry: ScheduledRequest) -> SampledToken:
     if "crash" in prompt:
         raise RuntimeError("the device is on fire")
     if "fail" in prompt:
-        return SampledToken(request.id, entry.incarnation, 0, error="its logits are not finite")
+        return SampledToken(0, error="its logits are not finite")
     if "endless" in prompt:
         token_id = b"ab"[position % 2]
     else:
@@ -58,7 +59,7 @@ def told(entry: ScheduledRequest) -> SampledToken:
         answer = [*text.encode(), EOS]
         token_id = answer[min(position, len(answer) - 1)]
     logprob = -float(position) if request.sampling.logprobs else None
-    return SampledToken(request.id, entry.incarnation, token_id, logprob)
+    return SampledToken(token_id, logprob)
 
 
 class HeldRunner(ScriptedRunner):
@@ -104,9 +105,9 @@ class Served:
         # Commands are taken in order: once this one has run, every abort before it has been taken too.
         taken = threading.Event()
 
-        def mark(_engine: LoadedEngine) -> list[Emission]:
+        def mark(_engine: LoadedEngine) -> Emissions:
             taken.set()
-            return []
+            return Emissions()
 
         self.service._command(mark)
         await until(lambda: taken.is_set() and not self.scheduler.requests)

@@ -56,7 +56,7 @@ class Batch:
                 block, offset = request.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 row = torch.tensor([block * BLOCK_TOKENS + offset])
                 self.cache.write(0, row, self.keys_values[slot][position : position + 1])
-        self.plan = StepPlan(1, tuple(entries), 0, 0, 0)
+        self.plan = StepPlan.by_hand(1, entries)
 
     def random(self, rows: int, scale: float) -> Tensor:
         values: Tensor = torch.randn(rows, 2 * KV_HEADS * HEAD_DIM, generator=self.generator) * scale
@@ -104,8 +104,8 @@ def test_every_sampling_row_is_found_again_among_the_last_layer_s_rows() -> None
 
     # Rows: slot 1, slot 2 (singles, longest first), slot 0's five, slot 3's twelve.
     expected = {1: 0, 2: 1, 0: 6, 3: 18}
-    assert [entry.slot for entry in inputs.sampled] == [1, 3, 2, 0]  # by length: 21, 12, 10, 8
-    assert inputs.sample_rows.tolist() == [expected[entry.slot] for entry in inputs.sampled]
+    assert inputs.sampled.tolist() == [1, 3, 2, 0]  # by length: 21, 12, 10, 8
+    assert inputs.sample_rows.tolist() == [expected[slot] for slot in inputs.sampled.tolist()]
     assert sum(bucket.num_rows for bucket in inputs.sample_buckets) == 4
 
 
@@ -115,7 +115,7 @@ def test_a_table_that_grows_is_appended_to_and_a_preempted_one_written_anew() ->
 
     def kv_rows(incarnation: int, position: int) -> list[int]:
         entry = ScheduledRequest(request, incarnation, 0, position, 1, samples=True)
-        rows: list[int] = builder.build(StepPlan(1, (entry,), 1, 0, 0)).kv_rows.tolist()
+        rows: list[int] = builder.build(StepPlan.by_hand(1, [entry])).kv_rows.tolist()
         return rows
 
     request.blocks = [5]
@@ -131,4 +131,4 @@ def test_a_request_whose_blocks_do_not_reach_its_tokens_is_a_broken_plan() -> No
     request.blocks = [0]
     entry = ScheduledRequest(request, 0, 0, 8, 1, samples=True)
     with pytest.raises(AssertionError, match="no block holds"):
-        StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(StepPlan(1, (entry,), 1, 0, 0))
+        StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(StepPlan.by_hand(1, [entry]))

@@ -6,7 +6,7 @@ import pytest
 
 from engine.scripted import make_request
 from engine.tiny_model import tiny_tokenizer
-from sluice_engine.core.plan import Emission
+from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Outcome
 from sluice_engine.errors import RequestError
 from sluice_engine.output import ChoiceOutput

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,9 +145,9 @@ def test_a_log_probability_is_the_model_s_own(runner: TorchRunner, reference: Re
     request = Request("r", prompt, 30, sampling, 0)
     request.blocks = list(range(4))
     entry = ScheduledRequest(request, 0, 0, 0, 30, samples=True)
-    (token,) = runner.execute(StepPlan(1, (entry,), 0, 30, 30)).tokens
-    expected = reference.logits(prompt)[-1].log_softmax(-1)[token.token_id]
-    assert token.logprob == pytest.approx(float(expected), abs=1e-4)
+    result = runner.execute(StepPlan.by_hand(1, [entry]))
+    expected = reference.logits(prompt)[-1].log_softmax(-1)[result.token_ids[0]]
+    assert result.logprobs[0] == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_a_measured_step_touches_no_live_block(runner: TorchRunner, reference: Reference) -> None:
@@ -157,7 +158,7 @@ def test_a_measured_step_touches_no_live_block(runner: TorchRunner, reference: R
     for step in range(8):
         entry = ScheduledRequest(request, 0, 0, start, len(request.tokens) - start, samples=True)
         start = len(request.tokens)
-        request.tokens.append(runner.execute(StepPlan(step, (entry,), 0, 0, 0)).tokens[0].token_id)
+        request.tokens.append(int(runner.execute(StepPlan.by_hand(step, [entry])).token_ids[0]))
         for cell in ((1, 0, 0), (5, 16, 100), (0, 64, 64), (3, 0, 10**9), (0, 5000, 0)):
             assert runner.measure(*cell) > 0
     reference.assert_greedy(prompt, request.tokens[50:])
@@ -168,7 +169,7 @@ def test_a_slot_that_changes_hands_forgets_its_last_owner(runner: TorchRunner, r
     for request, blocks in zip(namesakes, ([3, 1, 4, 0, 5], [9, 2, 6, 8, 7]), strict=True):
         request.blocks = blocks
         entry = ScheduledRequest(request, 0, 0, 0, 40, samples=True)
-        request.tokens.append(runner.execute(StepPlan(1, (entry,), 0, 40, 40)).tokens[0].token_id)
+        request.tokens.append(int(runner.execute(StepPlan.by_hand(1, [entry])).token_ids[0]))
     for request in namesakes:
         reference.assert_greedy(request.tokens[:40], request.tokens[40:])
 
@@ -182,9 +183,8 @@ def test_logits_that_are_not_finite_fail_their_request_alone(tmp_path: Path) -> 
     for slot, request in enumerate((good, bad)):
         request.blocks = [slot]
     entries = tuple(ScheduledRequest(r, 0, slot, 0, 3, samples=True) for slot, r in enumerate((good, bad)))
-    tokens = {token.request_id: token for token in runner.execute(StepPlan(1, entries, 0, 6, 6)).tokens}
-    assert tokens["good"].error is None
-    assert tokens["bad"].error == "the model's logits are not finite"
+    errors = runner.execute(StepPlan.by_hand(1, entries)).errors
+    assert errors == {1: "the model's logits are not finite"}
 
 
 def test_loading_tells_how_far_it_is(tiny: Path) -> None:
@@ -255,14 +255,14 @@ def test_state_that_was_swapped_out_and_in_gives_the_tokens_of_an_undisturbed_ru
 
     def step(number: int, start: int, swap_in: Copies = ()) -> None:
         entry = ScheduledRequest(request, request.incarnation, 0, start, request.num_tokens - start, samples=True)
-        plan = StepPlan(number, (entry,), 0, 0, 0, swap_in=swap_in)
-        request.tokens.append(runner.execute(plan).tokens[0].token_id)
+        plan = replace(StepPlan.by_hand(number, [entry]), swap_in=swap_in)
+        request.tokens.append(int(runner.execute(plan).token_ids[0]))
 
     step(1, 0)
     for number in range(2, 7):
         step(number, request.num_tokens - 1)
     held, request.blocks = request.blocks, [9, 8, 7, 12, 11, 10]
-    runner.execute(StepPlan(7, (), 0, 0, 0, swap_out=tuple(zip(held[:5], (3, 1, 2, 5, 4), strict=True))))
+    runner.execute(StepPlan(7, swap_out=tuple(zip(held[:5], (3, 1, 2, 5, 4), strict=True))))
     with torch.inference_mode():
         for layer in range(2):
             runner._cache.layer(layer)[: 6 * 8] = float("nan")  # others have the blocks now

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sluice_engine.core.plan import SampledToken, ScheduledRequest
+from engine.scripted import SampledToken
+from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_engine.sampler import Sampler, uniform
+from sluice_engine.sampler import Sampler, Samples, uniform
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1).tolist()
@@ -26,7 +27,14 @@ def _entry(
 
 
 def _sample(logits: Tensor, *entries: ScheduledRequest) -> tuple[SampledToken, ...]:
-    return Sampler().sample(logits.expand(len(entries), -1).clone(), entries)
+    return _tokens(Sampler().sample(logits.expand(len(entries), -1).clone(), entries))
+
+
+def _tokens(samples: Samples) -> tuple[SampledToken, ...]:
+    return tuple(
+        SampledToken(token_id, samples.logprobs.get(row), samples.errors.get(row))
+        for row, token_id in enumerate(samples.token_ids)
+    )
 
 
 def _draws(count: int, logits: Tensor = LOGITS, **params: float) -> Counter[int]:
@@ -131,11 +139,11 @@ def test_penalties_follow_a_request_as_it_grows_and_leave_its_slot_with_it() -> 
     request = Request("a", [4], 1, sampling, 0)
     for expected in (0, 1, 2):
         entry = ScheduledRequest(request, 0, 0, len(request.tokens) - 1, 1, samples=True)
-        (token,) = sampler.sample(LOGITS[None].clone(), [entry])
+        (token,) = _tokens(sampler.sample(LOGITS[None].clone(), [entry]))
         assert token.token_id == expected
         request.tokens.append(token.token_id)
     heir = ScheduledRequest(Request("b", [4], 1, sampling, 0), 0, 0, 0, 1, samples=True)
-    assert sampler.sample(LOGITS[None].clone(), [heir])[0].token_id == 0
+    assert sampler.sample(LOGITS[None].clone(), [heir]).token_ids[0] == 0
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.7, "top_k": 2}, {"presence_penalty": 1.5}])
@@ -153,7 +161,7 @@ def test_a_row_that_is_not_finite_fails_alone(bad: float, temperature: float) ->
     entries = [_entry(SamplingParams(max_tokens=1, temperature=temperature, logprobs=True), slot=i) for i in range(3)]
     logits = LOGITS.expand(3, -1).clone()
     logits[1, 3] = bad
-    first, middle, last = Sampler().sample(logits, entries)
+    first, middle, last = _tokens(Sampler().sample(logits, entries))
     assert middle.error == "the model's logits are not finite"
     assert (first.error, last.error) == (None, None)
     assert first.token_id == _sample(LOGITS, entries[0])[0].token_id
@@ -168,7 +176,7 @@ def test_a_row_that_a_penalty_breaks_fails_alone_and_lets_no_false_token_out(
     broken = SamplingParams(max_tokens=1, repetition_penalty=1e-40, temperature=temperature, logprobs=logprobs)
     entries = [_entry(broken, slot=0), _entry(SamplingParams(max_tokens=1, logprobs=logprobs), slot=1)]
 
-    first, second = Sampler().sample(LOGITS.expand(2, -1).clone(), entries)
+    first, second = _tokens(Sampler().sample(LOGITS.expand(2, -1).clone(), entries))
 
     assert first.error is not None
     assert second.error is None

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.scripted import (
+    SampledToken,
     ScriptedRunner,
     check_invariants,
     make_limits,
@@ -15,9 +16,11 @@ from engine.scripted import (
     make_request,
     make_scheduler,
     position_token,
+    result_of,
 )
+from sluice_engine.core.emissions import Emission, Emissions
 from sluice_engine.core.loop import EngineLoop, RunnerFailed
-from sluice_engine.core.plan import Emission, SampledToken, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
@@ -186,7 +189,7 @@ def test_when_blocks_run_out_the_one_with_least_computed_gives_way_and_returns_t
         check_invariants(scheduler)
 
     assert (young.num_preemptions, young.incarnation) == (1, 1)
-    assert scheduler.waiting.peek() is young, "ahead of C, which came later"
+    assert next(scheduler.waiting.candidates(0)) is young, "ahead of C, which came later"
     assert loop.last_plan is not None
     (preemption,) = loop.last_plan.preempted
     assert preemption.beneficiary_id == "A"
@@ -267,14 +270,14 @@ def test_a_result_that_comes_late_is_counted_and_never_applied(leave: bool) -> N
     else:
         request.incarnation += 1
 
-    emissions = scheduler.update(plan, StepResult(plan.step, (SampledToken("A", 0, 5),)))
+    emissions = scheduler.update(result_of(plan, [SampledToken(5)]), 0)
 
-    assert (emissions, request.num_output, scheduler.stale_results_total) == ([], 0, 1)
+    assert (list(emissions), request.num_output, scheduler.stale_results_total) == ([], 0, 1)
 
 
 def test_a_stop_token_ends_a_request_and_is_not_delivered() -> None:
     scheduler = make_scheduler()
-    loop = make_loop(scheduler, lambda entry: SampledToken(entry.request.id, entry.incarnation, 7))
+    loop = make_loop(scheduler, lambda _entry: SampledToken(7))
     loop.add(make_request("A", 4, 9, stop=frozenset({7})))
 
     (emission,) = loop.step()
@@ -295,7 +298,7 @@ def test_max_tokens_ends_a_request_after_exactly_that_many() -> None:
 def test_one_bad_row_fails_alone() -> None:
     def script(entry: ScheduledRequest) -> SampledToken:
         if entry.request.id == "A":
-            return SampledToken("A", entry.incarnation, 0, error="logits are not finite")
+            return SampledToken(0, error="logits are not finite")
         return position_token(entry)
 
     scheduler = make_scheduler()
@@ -402,7 +405,7 @@ class Machine(RuleBasedStateMachine):
         self.all: list[Request] = []
         self.told: dict[str, list[Emission]] = {}
 
-    def hear(self, emissions: list[Emission]) -> None:
+    def hear(self, emissions: Emissions) -> None:
         for emission in emissions:
             self.told.setdefault(emission.request.id, []).append(emission)
 

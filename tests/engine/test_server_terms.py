@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.serving import Served, served, until
-from sluice_engine.core.plan import Emission
+from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.publication import LoadedEngine
 
@@ -78,10 +78,10 @@ async def test_a_header_that_breaks_a_rule_is_400_and_named(engine: Served) -> N
 
 
 def expire_all(engine: Served) -> None:
-    def expire(loaded: LoadedEngine) -> list[Emission]:
-        ended: list[Emission] = []
+    def expire(loaded: LoadedEngine) -> Emissions:
+        ended = Emissions()
         for request_id in list(loaded.loop.scheduler.requests):
-            ended += loaded.loop.abort(request_id, Outcome.EXPIRED)
+            ended.extend(loaded.loop.abort(request_id, Outcome.EXPIRED))
         return ended
 
     engine.service._command(expire)

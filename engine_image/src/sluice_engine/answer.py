@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice_engine.call_stream import CallStream
-from sluice_engine.core.plan import Emission
+from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Request
 from sluice_engine.errors import RequestError, RequestFailed
 from sluice_engine.output import ChoiceOutput

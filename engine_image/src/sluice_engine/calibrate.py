@@ -13,11 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from sluice_engine.codec import digest, from_json, to_json
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derive import Capacity, StepLimits
-from sluice_engine.core.plan import SampledToken, StepResult
+from sluice_engine.core.plan import StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
@@ -150,8 +152,7 @@ def _host_overhead_us(table: StepTable, clock: Callable[[], int]) -> int:
     while scheduler.has_work:
         begun = clock()
         plan = scheduler.schedule(begun)
-        tokens = tuple(SampledToken(entry.request.id, entry.incarnation, 0) for entry in plan.scheduled)
-        scheduler.update(plan, StepResult(plan.step, tokens))
+        scheduler.update(StepResult(plan.step, np.zeros(plan.num_sampling, dtype=np.int64)), begun)
         times.append(clock() - begun)
     return round(statistics.median(times))
 

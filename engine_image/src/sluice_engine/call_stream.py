@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-from sluice_engine.core.plan import Emission
+from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Outcome
 from sluice_engine.errors import DeadlineMissed, RequestError
 

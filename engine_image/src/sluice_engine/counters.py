@@ -6,10 +6,12 @@ It knows nothing of Prometheus: `metrics` turns a copy into series when it is sc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sluice_engine.core.plan import Emission
+import numpy as np
+
+from sluice_engine.core.emissions import DecodedTokens, Emission, Emissions
+from sluice_engine.core.plan import Ints
 from sluice_engine.core.request import Outcome
 
 # Upper bounds in µs. Steps and gaps: from a small GPU step to a hung CPU one. Waits: from nothing to a minute and more.
@@ -44,6 +46,14 @@ class Histogram:
         self._counts[bisect_left(self._bounds_us, duration_us)] += 1
         self._sum_us += duration_us
 
+    def observe_all(self, durations_us: Ints) -> None:
+        """Count many at once."""
+        if len(durations_us):
+            places = np.searchsorted(self._bounds_us, durations_us)
+            for place, count in enumerate(np.bincount(places).tolist()):
+                self._counts[place] += count
+            self._sum_us += int(durations_us.sum())
+
     def copy(self) -> HistogramCopy:
         """As it stands."""
         return HistogramCopy(self._bounds_us, tuple(self._counts), self._sum_us)
@@ -76,28 +86,38 @@ class Counters:
         self._ttft = Histogram(WAIT_BOUNDS_US)
         self._itl = Histogram(STEP_BOUNDS_US)
         self._queue = Histogram(WAIT_BOUNDS_US)
-        self._last_token_us: dict[str, int] = {}
 
     def step_ran(self, real_us: int) -> None:
         """Count a step by its time on the device."""
         self._step.observe(real_us)
 
-    def emitted(self, emissions: Iterable[Emission], now_us: int) -> None:
+    def emitted(self, emissions: Emissions, now_us: int) -> None:
         """Count the tokens and ends of a step."""
-        last_token_us = self._last_token_us
-        for emission in emissions:
-            request = emission.request
-            if emission.token_id is not None:
-                before = last_token_us.get(request.id)
-                if before is None:
-                    self._first_token(emission, now_us)
-                else:
-                    self._itl.observe(now_us - before)
-                last_token_us[request.id] = now_us
-                self._output_tokens += 1
+        for part in emissions.parts:
+            if isinstance(part, DecodedTokens):
+                self._decoded(part)
+            else:
+                for emission in part:
+                    self._single(emission, now_us)
+
+    def _decoded(self, tokens: DecodedTokens) -> None:
+        """In bulk: nothing here is done for each token."""
+        without = [index for index, emission in tokens.special.items() if emission.token_id is None]
+        self._itl.observe_all(np.delete(tokens.gaps_us, without) if without else tokens.gaps_us)
+        self._output_tokens += len(tokens) - len(without)
+        for emission in tokens.special.values():
             if emission.outcome is not None:
-                last_token_us.pop(request.id, None)
                 self._outcomes[emission.outcome] += 1
+
+    def _single(self, emission: Emission, now_us: int) -> None:
+        if emission.token_id is not None:
+            self._output_tokens += 1
+            if emission.gap_us is None:
+                self._first_token(emission, now_us)
+            else:
+                self._itl.observe(emission.gap_us)
+        if emission.outcome is not None:
+            self._outcomes[emission.outcome] += 1
 
     def _first_token(self, emission: Emission, now_us: int) -> None:
         request = emission.request

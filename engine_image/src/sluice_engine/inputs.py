@@ -8,19 +8,16 @@ read the cache in place, all that is needed of either is *tiles*, and there are 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.plan import ScheduledRequest, StepPlan
-from sluice_engine.core.request import Request
+from sluice_engine.core.plan import NO_POSITIONS, Ints, ScheduledRequest, StepPlan, TableChange
 from sluice_engine.kernels.library import Tiles
-
-Ints = npt.NDArray[np.int64]
 
 # Blocks of padding that cost as much as attending to one more bucket: kernels of about 60 µs a layer against copies of
 # some 5 µs a block, on two cores.
@@ -70,8 +67,8 @@ class StepInputs:
     """[S]: the batch's rows after which a token is sampled."""
     sample_buckets: tuple[SingleBucket, ...]
     """The sampling rows as single rows, in the order of `sample_rows`: the last layer computes only them."""
-    sampled: tuple[ScheduledRequest, ...]
-    """Who samples, in the order of `sample_rows`."""
+    sampled: Ints
+    """[S]: which of the plan's sampling rows each is."""
     tiles: Tiles | None
     """All rows, for kernels; there are no buckets and no chunks then."""
     sample_tiles: Tiles | None
@@ -79,51 +76,49 @@ class StepInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One request's share, resolved."""
+class _Shares:
+    """Shares of some requests, as parallel arrays."""
 
-    entry: ScheduledRequest
-    table: Ints
-    """Block ids of all tokens up to the last of this step."""
+    slots: Ints
+    ends: Ints
+    """Tokens attended to: up to the last of this step."""
+    counts: Ints
+    """Tokens computed."""
 
-    @property
-    def end(self) -> int:
-        return self.entry.start + self.entry.num_tokens
+    def part(self, indices: Ints) -> _Shares:
+        return _Shares(self.slots[indices], self.ends[indices], self.counts[indices])
 
 
 class SlotRows:
-    """Block tables of running requests, one row a slot; a slot that changes hands is written anew."""
+    """What lives as long as a request runs, one row a slot: its block table, and the token that was sampled last.
+
+    Tables change only as plans say: what a step was planned with is what it runs with, whatever is planned meanwhile.
+    """
 
     def __init__(self, block_tokens: int, max_length_tokens: int) -> None:
-        self._block_tokens = block_tokens
         self._width = blocks_for(max_length_tokens, block_tokens)
-        self._tables: Ints = np.zeros((0, self._width), dtype=np.int64)
-        self._owners: list[tuple[Request, int] | None] = []
-        self._filled: list[int] = []
+        self.tables: Ints = np.zeros((0, self._width), dtype=np.int64)
+        self.last_tokens: Ints = np.zeros(0, dtype=np.int64)
+        self._filled: Ints = np.zeros(0, dtype=np.int64)
 
-    def table(self, entry: ScheduledRequest, num_tokens: int) -> Ints:
-        """The block ids that hold a request's first `num_tokens` tokens; a view, valid until the slot changes hands."""
-        slot, blocks = entry.slot, entry.request.blocks
-        if slot >= len(self._owners):
-            self._grow(slot + 1)
-        owner = self._owners[slot]
-        if owner is None or owner[0] is not entry.request or owner[1] != entry.incarnation:
-            self._owners[slot], self._filled[slot] = (entry.request, entry.incarnation), 0
-        filled = self._filled[slot]
-        if filled < len(blocks):
-            self._tables[slot, filled : len(blocks)] = blocks[filled:]
-            self._filled[slot] = len(blocks)
-        needed = blocks_for(num_tokens, self._block_tokens)
-        assert needed <= self._filled[slot], "a request computes tokens that no block holds"
-        return self._tables[slot, :needed]
+    def apply(self, changes: Sequence[TableChange]) -> None:
+        """Bring the tables up to date."""
+        for change in changes:
+            if change.slot >= len(self.tables):
+                self._grow(change.slot + 1)
+            end = change.first + len(change.blocks)
+            self.tables[change.slot, change.first : end] = change.blocks
+            self._filled[change.slot] = end
+
+    def check(self, slots: Ints, num_blocks: Ints) -> None:
+        """Never read or write a block that is not the request's: a plan that would is broken."""
+        assert (num_blocks <= self._filled[slots]).all(), "a request computes tokens that no block holds"
 
     def _grow(self, num_slots: int) -> None:
-        size = max(num_slots, 2 * len(self._owners))
-        tables: Ints = np.zeros((size, self._width), dtype=np.int64)
-        tables[: len(self._owners)] = self._tables
-        missing = size - len(self._owners)
-        self._tables, self._owners = tables, self._owners + [None] * missing
-        self._filled += [0] * missing
+        missing = max(num_slots, 2 * len(self.tables)) - len(self.tables)
+        self.tables = np.concatenate([self.tables, np.zeros((missing, self._width), dtype=np.int64)])
+        self.last_tokens = np.concatenate([self.last_tokens, np.zeros(missing, dtype=np.int64)])
+        self._filled = np.concatenate([self._filled, np.zeros(missing, dtype=np.int64)])
 
 
 class StepBuilder:
@@ -147,96 +142,132 @@ class StepBuilder:
 
     def build(self, plan: StepPlan) -> StepInputs:
         """The inputs of a step that is not empty."""
-        rows = [_Row(entry, self._slots.table(entry, entry.start + entry.num_tokens)) for entry in plan.scheduled]
-        singles = sorted((row for row in rows if row.entry.num_tokens == 1), key=lambda row: -row.end)
-        chunks = [row for row in rows if row.entry.num_tokens > 1]
-        ordered = singles + chunks
-        firsts = np.cumsum([0, *(row.entry.num_tokens for row in ordered)])
-        positions = np.concatenate([np.arange(row.entry.start, row.end) for row in ordered])
-        tokens = [token for row in ordered for token in row.entry.request.tokens[row.entry.start : row.end]]
-        kv_rows = np.concatenate([self._kv_rows(row) for row in ordered])
-        sampling = sorted(
-            ((row, int(first) + row.entry.num_tokens - 1) for row, first in zip(ordered, firsts, strict=False)
-             if row.entry.samples),
-            key=lambda pair: -pair[0].end,
-        )  # fmt: skip
+        self._slots.apply(plan.table_changes)
+        decodes, starts = plan.decodes.slots, plan.decode_starts
+        short = [chunk for chunk in plan.chunks if chunk.num_tokens == 1]
+        long = [chunk for chunk in plan.chunks if chunk.num_tokens > 1]
+        singles = _shares(decodes, starts, short)
+        by_length = np.argsort(-singles.ends, kind="stable")
+        chunks = _shares(NO_POSITIONS, NO_POSITIONS, long)
+        for shares in (singles, chunks):
+            self._slots.check(shares.slots, -(-shares.ends // self._block_tokens))
+        single_tokens = np.concatenate([self._slots.last_tokens[decodes], _tokens(short)])
+        positions = np.concatenate([singles.ends[by_length] - 1, *(np.arange(c.start, _end(c)) for c in long)])
+        slots = np.concatenate([singles.slots[by_length], np.repeat(chunks.slots, chunks.counts)])
+        size = self._block_tokens
+        # Where each of the plan's sampling rows lies in the batch: singles by length, then the last row of each chunk.
+        row_of_single = np.empty_like(by_length)
+        row_of_single[by_length] = np.arange(len(by_length))
+        last_rows = dict(zip(long, (len(by_length) + np.cumsum(chunks.counts) - 1).tolist(), strict=True))
+        last_rows |= zip(short, row_of_single[len(decodes) :].tolist(), strict=True)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        rows = np.concatenate([row_of_single[: len(decodes)], _ints([last_rows[chunk] for chunk in sampling])])
+        sampled = _shares(decodes, starts, sampling)
+        order = np.argsort(-sampled.ends, kind="stable")
+        sampled = sampled.part(order)
         tiled = self._tile_rows is not None
+        ordered = singles.part(by_length)
         return StepInputs(
-            token_ids=self._tensor(tokens),
+            token_ids=self._tensor(np.concatenate([single_tokens[by_length], _tokens(long)])),
             positions=self._tensor(positions),
-            kv_rows=self._tensor(kv_rows),
-            singles=() if tiled else self._buckets(singles),
-            chunks=()
-            if tiled
-            else tuple(
-                self._chunk(row, int(first)) for row, first in zip(chunks, firsts[len(singles) :], strict=False)
-            ),
-            sample_rows=self._tensor([index for _, index in sampling]),
-            sample_buckets=() if tiled else self._buckets([row for row, _ in sampling]),
-            sampled=tuple(row.entry for row, _ in sampling),
-            tiles=self._tiles([(row, row.entry.num_tokens) for row in ordered]),
-            sample_tiles=self._tiles([(row, 1) for row, _ in sampling]),
+            kv_rows=self._tensor(self._slots.tables[slots, positions // size] * size + positions % size),
+            singles=() if tiled else self._buckets(ordered),
+            chunks=() if tiled else tuple(self._chunks(long, len(by_length))),
+            sample_rows=self._tensor(rows[order]),
+            sample_buckets=() if tiled else self._buckets(sampled),
+            sampled=order,
+            tiles=self._tiles(ordered, chunks),
+            sample_tiles=self._tiles(sampled, _NO_SHARES),
         )
 
-    def _tiles(self, rows: list[tuple[_Row, int]]) -> Tiles | None:
-        """Requests, each with as many of its last tokens as there are rows of it."""
-        if self._tile_rows is None or not rows:
+    def remember(self, plan: StepPlan, token_ids: Ints) -> None:
+        """The tokens that were sampled, by the plan's sampling rows: the next step's decodes begin with them."""
+        slots = [chunk.slot for chunk in plan.chunks if chunk.samples]
+        self._slots.last_tokens[np.concatenate([plan.decodes.slots, _ints(slots)])] = token_ids
+
+    def _tiles(self, singles: _Shares, chunks: _Shares) -> Tiles | None:
+        """All rows in pieces that one thread computes: single rows (of a sampling batch, last rows), then chunks."""
+        num_singles = len(singles.slots)
+        if self._tile_rows is None or not num_singles + len(chunks.slots):
             return None
-        tables: Ints = np.zeros((len(rows), max(len(row.table) for row, _ in rows)), dtype=np.int64)
-        tiles = []
-        first = 0
-        for index, (row, num_rows) in enumerate(rows):
-            tables[index, : len(row.table)] = row.table
-            tiles += [
-                (first + at, min(self._tile_rows, num_rows - at), row.end - num_rows + at + 1, index)
-                for at in range(0, num_rows, self._tile_rows)
-            ]
-            first += num_rows
+        slots, ends = np.concatenate([singles.slots, chunks.slots]), np.concatenate([singles.ends, chunks.ends])
+        longest = int(ends.max())
+        index = np.arange(num_singles)
+        tiles = [np.stack([index, np.ones_like(index), singles.ends, index], axis=1)]
+        first = num_singles
+        for number, (end, count) in enumerate(zip(chunks.ends.tolist(), chunks.counts.tolist(), strict=True)):
+            at = np.arange(0, count, self._tile_rows)
+            num_rows = np.minimum(self._tile_rows, count - at)
+            request = np.full_like(at, num_singles + number)
+            tiles.append(np.stack([first + at, num_rows, end - count + at + 1, request], axis=1))
+            first += count
+        every = np.concatenate(tiles)
         # Long ones first: what is left for the last thread is short.
-        tiles.sort(key=lambda tile: -tile[2])
-        return Tiles(torch.from_numpy(tables), torch.tensor(tiles), max(row.end for row, _ in rows))
+        every = every[np.argsort(-every[:, 2], kind="stable")]
+        tables = self._slots.tables[slots, : blocks_for(longest, self._block_tokens)]
+        return Tiles(torch.from_numpy(tables), torch.from_numpy(every), longest)
 
-    def _kv_rows(self, row: _Row) -> Ints:
-        positions = np.arange(row.entry.start, row.end)
-        written: Ints = row.table[positions // self._block_tokens] * self._block_tokens + positions % self._block_tokens
-        return written
-
-    def _buckets(self, rows: list[_Row]) -> tuple[SingleBucket, ...]:
+    def _buckets(self, rows: _Shares) -> tuple[SingleBucket, ...]:
         """Rows, longest first, cut where padding the rest to the longest would cost more than another call."""
+        lengths = -(-rows.ends // self._block_tokens)
         buckets = []
         first = 0
-        while first < len(rows):
-            longest = len(rows[first].table)
-            end, waste = first, 0
-            while end < len(rows) and (waste := waste + longest - len(rows[end].table)) <= _BUCKET_WORTH_BLOCKS:
-                end += 1
-            buckets.append(self._bucket(rows[first:end], first))
+        while first < len(lengths):
+            waste = np.cumsum(lengths[first] - lengths[first:])
+            end = first + int(np.searchsorted(waste, _BUCKET_WORTH_BLOCKS, side="right"))
+            buckets.append(self._bucket(rows.slots[first:end], rows.ends[first:end], lengths[first:end], first))
             first = end
         return tuple(buckets)
 
-    def _bucket(self, rows: list[_Row], first: int) -> SingleBucket:
-        width = len(rows[0].table)
-        tables: Ints = np.empty((len(rows), width), dtype=np.int64)
-        for i, row in enumerate(rows):
-            tables[i, : len(row.table)] = row.table
-            tables[i, len(row.table) :] = row.table[-1]
-        ends = np.array([row.end for row in rows])
+    def _bucket(self, slots: Ints, ends: Ints, lengths: Ints, first: int) -> SingleBucket:
+        width = int(lengths[0])
+        columns = np.minimum(np.arange(width), lengths[:, None] - 1)  # padding repeats a row's last block
+        tables = self._slots.tables[slots[:, None], columns]
         mask = None
-        if ends.min() != ends.max():
+        if ends[0] != ends[-1]:
             beyond = np.arange(width * self._block_tokens) >= ends[:, None]
             mask = self._mask(torch.from_numpy(beyond))[:, None, None, :]
-        return SingleBucket(first, len(rows), self._tensor(tables.reshape(-1)), int(ends.max()), mask)
+        return SingleBucket(first, len(slots), self._tensor(tables.reshape(-1)), int(ends[0]), mask)
 
-    def _chunk(self, row: _Row, first: int) -> Chunk:
-        start, num_rows = row.entry.start, row.entry.num_tokens
-        if start == 0:
-            return Chunk(first, num_rows, 0, self._tensor(np.zeros(0, dtype=np.int64)), None)
-        future = torch.ones(num_rows, row.end, dtype=torch.bool).triu_(start + 1)
-        return Chunk(first, num_rows, start, self._tensor(row.table.copy()), self._mask(future))
+    def _chunks(self, chunks: list[ScheduledRequest], first: int) -> Iterator[Chunk]:
+        for chunk in chunks:
+            start, num_rows, end = chunk.start, chunk.num_tokens, _end(chunk)
+            if start == 0:
+                yield Chunk(first, num_rows, 0, self._tensor(NO_POSITIONS), None)
+            else:
+                future = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1)
+                blocks = self._slots.tables[chunk.slot, : blocks_for(end, self._block_tokens)].copy()
+                yield Chunk(first, num_rows, start, self._tensor(blocks), self._mask(future))
+            first += num_rows
 
     def _mask(self, hidden: Tensor) -> Tensor:
         mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
         return mask.to(self._device)
 
-    def _tensor(self, values: list[int] | Ints) -> Tensor:
-        return torch.as_tensor(values, dtype=torch.int64).to(self._device)
+    def _tensor(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _end(chunk: ScheduledRequest) -> int:
+    return chunk.start + chunk.num_tokens
+
+
+def _tokens(chunks: list[ScheduledRequest]) -> Ints:
+    """What these chunks compute; all of it was known when they were planned."""
+    return _ints([token for chunk in chunks for token in chunk.request.tokens[chunk.start : _end(chunk)]])
+
+
+def _shares(slots: Ints, starts: Ints, chunks: list[ScheduledRequest]) -> _Shares:
+    """Decodes, then chunks."""
+    return _Shares(
+        np.concatenate([slots, _ints([chunk.slot for chunk in chunks])]),
+        np.concatenate([starts + 1, _ints([_end(chunk) for chunk in chunks])]),
+        np.concatenate([np.ones_like(starts), _ints([chunk.num_tokens for chunk in chunks])]),
+    )
+
+
+_NO_SHARES = _shares(NO_POSITIONS, NO_POSITIONS, [])

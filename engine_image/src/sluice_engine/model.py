@@ -80,7 +80,7 @@ class Model:
             x = self._after_attention(layer, x, self._attend(qkv, inputs, cache, index))
         index = len(layers)
         qkv = self._qkv(last, x, turns, inputs, cache, index)
-        if not inputs.sampled:
+        if not inputs.sample_rows.numel():
             return x.new_empty(0, self.architecture.vocab_size, dtype=torch.float32)
         # Nothing after the last layer's keys and values is needed of a row that does not sample.
         x, q = x[inputs.sample_rows], self._queries(qkv[inputs.sample_rows])

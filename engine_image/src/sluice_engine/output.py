@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_engine.core.plan import Emission
+from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
 from sluice_engine.protocol.reply import FinishReason, Piece, TokenLogprob

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from sluice_engine.architecture import Architecture
 from sluice_engine.attention import KVCache
 from sluice_engine.config import CacheConfig, EngineConfig
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.link import Link
-from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import NO_POSITIONS, DecodeBatch, Ints, ScheduledRequest, StepPlan, StepResult, TableChange
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.device import choose_device, choose_dtype, cpu_flags, describe, free_memory_bytes, usable_cores
@@ -28,7 +30,7 @@ from sluice_engine.errors import InvalidConfig, ModelUnavailable
 from sluice_engine.inputs import StepBuilder
 from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
 from sluice_engine.model import Model
-from sluice_engine.sampler import Sampler
+from sluice_engine.sampler import Sampler, Samples
 from sluice_engine.sources import resolve
 from sluice_engine.weights import Tensors, load, open_tensors
 
@@ -51,7 +53,6 @@ class TorchRunner:
         self._builder = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
         self._measured = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
-        self._num_measured = 0
         self._sampler = Sampler()
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = num_host_blocks
@@ -100,8 +101,8 @@ class TorchRunner:
             with torch.inference_mode():
                 self._host.copy_out(plan.swap_out)
                 self._host.copy_in(plan.swap_in)
-        if not plan.scheduled:
-            return StepResult(plan.step, ())
+        if not len(plan.decodes) and not plan.chunks:
+            return StepResult(plan.step, NO_POSITIONS)
         return self._run(plan, self._builder, self._sampler)
 
     def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
@@ -137,12 +138,28 @@ class TorchRunner:
                 kv_rows = inputs.kv_rows % self.block_tokens + self._cache.scratch_block * self.block_tokens
                 inputs = dataclasses.replace(inputs, kv_rows=kv_rows)
             logits = self._model.forward(inputs, self._cache)
-            return StepResult(plan.step, sampler.sample(logits, inputs.sampled))
+            samples = self._sample(plan, inputs.sampled, logits, sampler)
+        order = inputs.sampled
+        token_ids = np.empty(len(order), dtype=np.int64)
+        token_ids[order] = samples.token_ids
+        builder.remember(plan, token_ids)
+        return StepResult(
+            plan.step,
+            token_ids,
+            {int(order[row]): value for row, value in samples.logprobs.items()},
+            {int(order[row]): error for row, error in samples.errors.items()},
+        )
+
+    @staticmethod
+    def _sample(plan: StepPlan, order: Ints, logits: Tensor, sampler: Sampler) -> Samples:
+        if plan.plain:
+            return sampler.likeliest(logits)
+        rows = plan.sampling()
+        return sampler.sample(logits, [rows[row] for row in order.tolist()])
 
     def _synthetic_plan(
         self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int
     ) -> StepPlan:
-        self._num_measured += 1
         longest = min(self.max_length_tokens, self.num_blocks * self.block_tokens)
         decoded = min(longest, max(1, context_tokens // max(1, decode_requests)))
         shares = [(decoded - 1, 1)] * decode_requests
@@ -150,18 +167,37 @@ class TorchRunner:
         while left > 0:  # a chunk ends within the model's length
             shares.append((start_tokens, min(left, longest - start_tokens)))
             left -= shares[-1][1]
-        scheduled = []
+        chunks, tables = [], []
         next_block = 0
         for slot, (start, num_tokens) in enumerate(shares):
             end = start + num_tokens
             num_blocks = blocks_for(end, self.block_tokens)
-            request = Request(f"synthetic-{slot}", [0] * end, end, SamplingParams(max_tokens=1, temperature=0.0), 0)
             # Different blocks for each, as long as there are any: what is read twice comes from a processor's cache.
-            request.blocks = [(next_block + i) % self.num_blocks for i in range(num_blocks)]
+            tables.append(TableChange(slot, 0, tuple((next_block + i) % self.num_blocks for i in range(num_blocks))))
             next_block += num_blocks
-            # Each measurement is an incarnation of its own, so that no slot keeps the tables of the last.
-            scheduled.append(ScheduledRequest(request, self._num_measured, slot, start, num_tokens, samples=True))
-        return StepPlan(0, tuple(scheduled), decode_requests, prefill_tokens, context_tokens)
+            if slot >= decode_requests:
+                request = Request("synthetic", [0] * end, end, SamplingParams(max_tokens=1, temperature=0.0), 0)
+                chunks.append(ScheduledRequest(request, 0, slot, start, num_tokens, samples=True))
+        nobody = np.full(decode_requests, None, dtype=object)
+        numbers = np.zeros(decode_requests, dtype=np.int64)
+        decodes = DecodeBatch(
+            slots=np.arange(decode_requests),
+            tenures=numbers,
+            incarnations=numbers,
+            requests=nobody,
+            ids=nobody,
+            plain=True,
+            penalised=False,
+        )
+        return StepPlan(
+            0,
+            decodes,
+            np.full(decode_requests, decoded - 1, dtype=np.int64),
+            tuple(chunks),
+            prefill_tokens,
+            context_tokens,
+            table_changes=tuple(tables),
+        )
 
 
 def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:

@@ -16,12 +16,13 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sluice_engine.core.plan import SampledToken, ScheduledRequest
-from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.core.plan import ScheduledRequest
+from sluice_engine.core.request import Request
 
 # Sorted prefix in which top_p almost always finds its end; sorting a whole vocabulary costs milliseconds a row.
 _NUCLEUS_TOKENS = 256
@@ -34,25 +35,33 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (bits >> 11) * 2.0**-53  # type: ignore[no-any-return]  # a float holds 53 bits exactly
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What came of each row of logits."""
+
+    token_ids: list[int]
+    logprobs: dict[int, float]
+    """Row → log probability of its token, where it is wanted."""
+    errors: dict[int, str]
+    """Row → why it has no token; what stands there means nothing."""
+
+
 class Sampler:
     """Samples batches; remembers token counts of running requests that are penalised for them."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _TokenCounts] = {}
 
-    def sample(self, logits: Tensor, entries: Sequence[ScheduledRequest]) -> tuple[SampledToken, ...]:
+    def sample(self, logits: Tensor, entries: Sequence[ScheduledRequest]) -> Samples:
         """One token for each row of logits [S, V] (float32), or an error for a row that is not finite."""
-        if not entries:
-            return ()
-        # One NaN or infinity makes the whole sum one; finite logits are far too small to overflow theirs.
-        finite = logits.sum(-1).isfinite().tolist()
+        finite = _finite(logits)
         reported = [i for i, entry in enumerate(entries) if entry.request.sampling.logprobs]
         # Before penalties change the rows in place.
         normalisers = logits[reported].logsumexp(-1) if reported else None
-        raw = logits.clone() if reported and any(_is_penalised(e.request.sampling) for e in entries) else logits
+        raw = logits.clone() if reported and any(e.request.sampling.penalised for e in entries) else logits
 
         for row, entry in enumerate(entries):
-            if _is_penalised(entry.request.sampling) and finite[row]:
+            if entry.request.sampling.penalised and finite[row]:
                 self._penalise(logits[row], entry)
                 # A penalty divides and subtracts: what it makes of a row is checked as the model's own rows are.
                 finite[row] = bool(logits[row].sum().isfinite())
@@ -62,22 +71,18 @@ class Sampler:
             whole = len(drawn) == len(entries)
             rows = logits if whole else logits[drawn]
             chosen[drawn] = _draw(rows, [entries[i] for i in drawn])
-        token_ids = chosen.tolist()
-        for row, token_id in enumerate(token_ids):
-            if not 0 <= token_id < logits.shape[-1]:
-                # Never let out what is no token: the next step would read beyond the embedding, for the whole batch.
-                finite[row], chosen[row] = False, 0
-        logprobs: list[float | None] = [None] * len(entries)
+        samples = _checked(chosen, finite, logits.shape[-1])
         if normalisers is not None:
-            values = raw[reported, chosen[reported]] - normalisers
-            for row, value in zip(reported, values.tolist(), strict=True):
-                logprobs[row] = value
-        return tuple(
-            SampledToken(entry.request.id, entry.incarnation, token_ids[i], logprobs[i])
-            if finite[i]
-            else SampledToken(entry.request.id, entry.incarnation, 0, error="the model's logits are not finite")
-            for i, entry in enumerate(entries)
-        )
+            values = raw[reported, _tensor_of(samples, reported, chosen)] - normalisers
+            samples.logprobs.update(
+                (row, value) for row, value in zip(reported, values.tolist(), strict=True) if row not in samples.errors
+            )
+        return samples
+
+    @staticmethod
+    def likeliest(logits: Tensor) -> Samples:
+        """As `sample`, for requests that all take the likeliest token and want nothing else."""
+        return _checked(logits.argmax(-1), _finite(logits), logits.shape[-1])
 
     def _penalise(self, row: Tensor, entry: ScheduledRequest) -> None:
         counts = self._counts.get(entry.slot)
@@ -115,8 +120,24 @@ class _TokenCounts:
             self.seen[ids] = True
 
 
-def _is_penalised(sampling: SamplingParams) -> bool:
-    return sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+def _finite(logits: Tensor) -> list[bool]:
+    """Rows that hold numbers only: one NaN or infinity makes the sum one, and finite logits cannot overflow theirs."""
+    finite: list[bool] = logits.sum(-1).isfinite().tolist()
+    return finite
+
+
+def _checked(chosen: Tensor, finite: list[bool], vocab_size: int) -> Samples:
+    """Never let out what is no token: the next step would read beyond the embedding, for the whole batch."""
+    token_ids: list[int] = chosen.tolist()
+    errors = {}
+    for row, (token_id, is_finite) in enumerate(zip(token_ids, finite, strict=True)):
+        if not is_finite or not 0 <= token_id < vocab_size:
+            token_ids[row], errors[row] = 0, "the model's logits are not finite"
+    return Samples(token_ids, {}, errors)
+
+
+def _tensor_of(samples: Samples, rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor([samples.token_ids[row] for row in rows], dtype=like.dtype, device=like.device)
 
 
 def _draw(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:

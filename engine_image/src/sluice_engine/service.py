@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVarTuple
 
 from sluice_engine.call_stream import CallStream
+from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import RunnerFailed
-from sluice_engine.core.plan import Emission
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import LoadingProgress, Phase
 from sluice_engine.counters import Counters
@@ -40,7 +40,7 @@ PUBLISH_EVERY_US = 50_000
 PUBLISH_COST_FACTOR = 20
 
 Load = Callable[[Callable[[LoadingProgress], None]], LoadedEngine]
-Command = Callable[[LoadedEngine], list[Emission]]
+Command = Callable[[LoadedEngine], Emissions]
 Arguments = TypeVarTuple("Arguments")
 
 
@@ -150,7 +150,7 @@ class EngineService:
         self._commands.append(command)
         self._wake.set()
 
-    def _deliver(self, emissions: Sequence[Emission]) -> None:
+    def _deliver(self, emissions: Emissions) -> None:
         for emission in emissions:
             request_id = emission.request.id
             ends = emission.outcome is not None
@@ -241,7 +241,7 @@ class EngineService:
             self._publish(engine)
         self._counters.delivery_us += self.clock() - ended
 
-    def _add(self, engine: LoadedEngine, requests: Sequence[Request]) -> list[Emission]:
+    def _add(self, engine: LoadedEngine, requests: Sequence[Request]) -> Emissions:
         for index, request in enumerate(requests):
             problem = engine.loop.add(request)
             if problem is not None:
@@ -249,10 +249,10 @@ class EngineService:
                     engine.loop.abort(queued.id)
                 self._tell(self._refused, requests, problem)
                 break
-        return []
+        return Emissions()
 
-    def _hand_over(self, emissions: list[Emission]) -> None:
-        if emissions:
+    def _hand_over(self, emissions: Emissions) -> None:
+        if len(emissions):
             self._counters.emitted(emissions, self.clock())
             self._tell(self._deliver, emissions)
 

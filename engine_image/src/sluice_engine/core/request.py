@@ -62,6 +62,16 @@ class SamplingParams:
     """Tokens that end the request and are not part of its text."""
 
     @property
+    def penalised(self) -> bool:
+        """Whether tokens are judged by how often they occurred."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def plain(self) -> bool:
+        """Whether it takes the likeliest token and wants nothing else of the logits."""
+        return self.greedy and not self.logprobs and not self.penalised
+
+    @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""
         return self.temperature < GREEDY_BELOW_TEMPERATURE
@@ -98,8 +108,10 @@ class Request:
     place: int = -1
     """Order of its first entry into the queue, kept for life: it decides among equals."""
     status: RequestStatus = RequestStatus.WAITING
-    num_computed: int = 0
-    """Tokens whose KV is held."""
+    num_prefilled: int = 0
+    """While its prompt (or, after a preemption, all it had) is computed: settled tokens whose KV is held."""
+    is_decoding: bool = False
+    """Whether its prefill is settled: from then on all but the last token is computed, whatever is in flight."""
     blocks: list[int] = field(default_factory=list)
     """The block table: ids of the KV blocks held, in order."""
     block_keys: list[bytes] = field(default_factory=list)
@@ -122,6 +134,19 @@ class Request:
     """Why it failed, for a person; set with `Outcome.FAILED`."""
     scheduled_us: int = -1
     """When it first ran."""
+    last_token_us: int = -1
+    """When its last token was settled, kept here while it has no slot."""
+    num_overtaken: int = 0
+    """Requests behind it that entered while it could not be placed."""
+
+    @property
+    def num_computed(self) -> int:
+        """Settled tokens whose KV is held. A decode's is derived, so that no step has to write it."""
+        return len(self.tokens) - 1 if self.is_decoding else self.num_prefilled
+
+    @num_computed.setter
+    def num_computed(self, num_tokens: int) -> None:
+        self.num_prefilled, self.is_decoding = num_tokens, False
 
     @property
     def num_tokens(self) -> int:
