@@ -115,6 +115,7 @@ def parsed(text: str, **body: Any) -> estimate.Asked:
     ("asked", "counted", "refused"),
     [
         pytest.param(parsed("x" * 300, max_tokens=10), False, False, id="fits-by-any-measure"),
+        pytest.param(parsed("x" * 700, max_tokens=10), True, False, id="a-quarter-of-what-fits-is-counted"),
         pytest.param(parsed("x" * 3_600, max_tokens=10), True, False, id="near-the-limit-is-counted"),
         pytest.param(parsed("x" * 16_500, max_tokens=10), True, True, id="far-beyond-is-refused-uncounted"),
         pytest.param(parsed("x", max_tokens=1_024), True, True, id="max-tokens-alone-is-the-whole-context"),

@@ -89,6 +89,7 @@ async def test_a_body_that_grows_over_the_limit_is_refused_while_it_is_read(
 
 
 async def test_all_bodies_held_together_are_bounded(engine: ScriptedEngine, socket_dir: Path) -> None:
+    engine.count_tokens = lambda _prompt: 800
     engine.script = Script(hold_headers=asyncio.Event())
     async with running_gate(engine, socket_dir, body_limit_bytes=4_096, held_bodies_bytes=4_096) as gate:
         first = asyncio.create_task(_status(gate, messages=[{"role": "user", "content": "x" * 2_500}]))

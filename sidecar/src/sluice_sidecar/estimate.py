@@ -28,6 +28,8 @@ NON_ASCII_WEIGHT = 1.5
 # No tokenizer in use packs running text into fewer tokens than this many bytes each: what is too long by this measure
 # is too long for certain, and is not worth the engine's time to count.
 MOST_BYTES_PER_TOKEN = 16
+# From this share of what fits at most, an estimate that is off by a half may keep out what would have fitted.
+COUNTED_FROM_SHARE = 0.25
 # The engine's own bound on the field; Python refuses to print numbers of thousands of digits.
 MOST_OUTPUT_TOKENS = 2**31 - 1
 
@@ -155,12 +157,14 @@ def hopeless(asked: Asked, limits: Limits) -> str | None:
 
 
 def worth_counting(asked: Asked, limits: Limits, ratio: TokenRatio) -> bool:
-    """Whether the estimate does not fit but the truth may: then the engine is asked to count."""
+    """Whether the engine is asked to count: the prompt is so large that the error of an estimate would decide."""
     prompt = asked.prompts[asked.largest]
     # Without text there is nothing to count: the field is missing or of a wrong type, which the engine says best.
-    return (
-        prompt.tokens is None and prompt.text_bytes > 0 and impossible(asked, limits, ratio.tokens(prompt)) is not None
-    )
+    if prompt.tokens is not None or not prompt.text_bytes:
+        return False
+    tokens = ratio.tokens(prompt)
+    most = min(limits.max_length_tokens, limits.pool_tokens)
+    return tokens >= COUNTED_FROM_SHARE * most or impossible(asked, limits, tokens) is not None
 
 
 def tokenize_body(body: bytes, asked: Asked) -> bytes:

@@ -64,7 +64,7 @@ class GateMetrics:
         self.response_bytes = Counter("sluice_gate_response_bytes_total", "Body bytes sent to clients.", registry=r)
         self.tokenize = Counter(
             "sluice_gate_exact_counts_total",
-            "Prompts counted exactly by the engine, near its length limit.",
+            "Prompts counted exactly by the engine: those large enough that an estimate could decide wrongly.",
             registry=r,
         )
         self.door_wait = Histogram(

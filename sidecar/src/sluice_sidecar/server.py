@@ -193,7 +193,7 @@ class Gate:
             raise Refused(Refusal(Reason.BAD_REQUEST, message, param=error.header)) from error
 
     async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
-        """The cost of a call, its prompt counted by the engine where the estimate alone would refuse it."""
+        """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
         limits, ratio = self.admission.room.limits, self.admission.room.ratio
         assert limits is not None, "an available engine has told its limits"
         if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
