@@ -6,8 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice_engine.core.loop import EngineLoop
-from sluice_engine.core.request import Request, RequestStatus
-from sluice_engine.core.state import DerivedLimits, FinishedState, PoolState, PrefillCost, RequestState, StepCost
+from sluice_engine.core.request import RequestStatus
+from sluice_engine.core.state import (
+    DerivedLimits,
+    FinishedState,
+    PoolState,
+    PrefillCost,
+    RequestState,
+    StepCost,
+    request_state,
+)
 from sluice_engine.counters import Counters, CountersCopy
 from sluice_engine.tokenizer import Tokenizer
 
@@ -85,22 +93,7 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
         host_us_total=loop.host_us_total,
         last_predicted_us=loop.last_settled.predicted_us if loop.last_settled is not None else 0,
         last_real_us=loop.last_real_us,
-        requests=tuple(map(_request_state, requests)),
+        requests=tuple(map(request_state, requests)),
         finished=tuple(loop.finished),
         counters=counters.copy(),
-    )
-
-
-def _request_state(request: Request) -> RequestState:
-    return RequestState(
-        id=request.gate_id or request.id,
-        choice=request.index,
-        status="running" if request.status is RequestStatus.RUNNING else "waiting",
-        prompt_tokens=request.num_prompt,
-        computed_tokens=request.num_computed,
-        output_tokens=request.num_output,
-        max_tokens=request.sampling.max_tokens,
-        blocks=len(request.blocks),
-        incarnation=request.incarnation,
-        preemptions=request.num_preemptions,
     )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from sluice_engine.core.request import Request, RequestStatus
+
 SCHEMA_VERSION = "1.1"
 
 Phase = Literal["loading", "ready", "draining", "failed"]
@@ -136,6 +138,22 @@ class EngineState:
     loading: LoadingProgress | None = None
     requests: tuple[RequestState, ...] = ()
     finished: tuple[FinishedState, ...] = ()
+
+
+def request_state(request: Request) -> RequestState:
+    """A request as the document shows it."""
+    return RequestState(
+        id=request.gate_id or request.id,
+        choice=request.index,
+        status="running" if request.status is RequestStatus.RUNNING else "waiting",
+        prompt_tokens=request.num_prompt,
+        computed_tokens=request.num_computed,
+        output_tokens=request.num_output,
+        max_tokens=request.sampling.max_tokens,
+        blocks=len(request.blocks),
+        incarnation=request.incarnation,
+        preemptions=request.num_preemptions,
+    )
 
 
 def is_readable(schema_version: str) -> bool:
