@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PARTS := engine_image sidecar operator
+PARTS := engine_image sidecar operator simulator
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help
@@ -26,6 +26,7 @@ $(STAMP): requirements/lock.txt requirements/demo.txt $(PARTS:%=%/pyproject.toml
 
 COMPILE = $(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-annotate --universal --python-version 3.11 \
   --no-emit-package sluice-engine --no-emit-package sluice-sidecar --no-emit-package sluice-operator \
+  --no-emit-package sluice-simulator \
   --custom-compile-command "make lock"
 IMAGE_LOCKS := engine torch sidecar operator build
 
@@ -35,7 +36,7 @@ lock: ## Resolve the dependencies again: requirements/lock.txt, and from it what
 	set -e; for name in $(IMAGE_LOCKS); do \
 	  $(COMPILE) requirements/$$name.in -c requirements/lock.txt -o requirements/$$name.txt; done
 
-FORMAT_PATHS := engine_image sidecar operator tests benchmarks demo tools
+FORMAT_PATHS := engine_image sidecar operator simulator tests benchmarks demo tools
 QUICK := not slow and not cluster
 
 .PHONY: format

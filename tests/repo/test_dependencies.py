@@ -30,6 +30,6 @@ def imported(part: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("part", ["engine_image", "sidecar", "operator"])
+@pytest.mark.parametrize("part", ["engine_image", "sidecar", "operator", "simulator"])
 def test_a_part_imports_what_it_declares(part: str) -> None:
     assert declared(part) - imported(part) == set()

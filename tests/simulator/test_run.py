@@ -1,0 +1,198 @@
+"""Runs: every request ends once, equal seeds give equal bytes, and clients, gate and router do what they are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator.scenes import document, found, outcome
+
+POISSON = "loads__0__arrivals__poisson__requestsPerSecond"
+OVERLOADED = {POISSON: 60, "duration": "8s", "machine__kvCapacityTokens": 16_384}
+
+
+def test_the_same_scenario_and_seed_give_the_same_bytes() -> None:
+    changes = {"machine__noisePercent": 8, **OVERLOADED}
+
+    first, second = (json.dumps(found(document(**changes))) for _ in range(2))
+
+    assert first == second
+    assert json.dumps(found(document(**changes, seed=8))) != first
+
+
+def test_all_that_is_offered_to_a_pod_with_room_is_good() -> None:
+    total = found(document())["total"]
+
+    assert total["outcomes"] == {"finished": total["requests"]}
+    assert total["good_percent"] == 100
+    assert total["attempts"] == total["requests"] > 50
+
+
+def test_an_overloaded_pod_refuses_and_keeps_the_promise_to_the_rest() -> None:
+    report = found(document(**OVERLOADED))
+    total = report["total"]
+
+    assert total["refusals"]
+    assert total["outcomes"]["refused"] > 0
+    assert total["ttft_ms"]["p99"] <= 2000
+    assert total["missed"] == {"ttft": 0, "itl": 0, "deadline": 0}
+
+
+def test_without_a_gate_the_queue_grows_and_goodput_falls() -> None:
+    gated, open_door = (found(document(**OVERLOADED, gate=gate))["total"] for gate in ("Enabled", "Disabled"))
+
+    assert open_door["outcomes"] == {"finished": open_door["requests"]}
+    assert open_door["missed"]["ttft"] > 0
+    assert open_door["ttft_ms"]["p99"] > 2 * gated["ttft_ms"]["p99"]
+
+
+@pytest.mark.parametrize("gate", ["Enabled", "Disabled"])
+@pytest.mark.parametrize("router", ["RoundRobin", "LeastLoaded"])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_request_ends_exactly_once_and_everything_drains(router: str, gate: str, data: st.DataObject) -> None:
+    changed = document(
+        **{
+            POISSON: data.draw(st.sampled_from([2, 20, 80])),
+            "duration": "3s",
+            "seed": data.draw(st.integers(0, 1000)),
+            "replicas": data.draw(st.integers(1, 3)),
+            "router": router,
+            "gate": gate,
+            "machine__kvCapacityTokens": data.draw(st.sampled_from([4096, 65_536])),
+            "machine__maxLengthTokens": 4096,
+            "machine__noisePercent": data.draw(st.sampled_from([0, 20])),
+            "loads__0__patience": data.draw(st.sampled_from([None, "100ms", "2s"])),
+            "loads__0__deadline": data.draw(st.sampled_from([None, "300ms", "4s"])),
+            "loads__0__maxTokens": data.draw(st.sampled_from([None, 64])),
+            "loads__0__outputTokens": {"mean": 40, "most": 400},
+            "promptBytesPerToken": data.draw(st.sampled_from([None, 4])),
+            "admission__maxWait": data.draw(st.sampled_from(["0s", "1s"])),
+        }
+    )
+
+    result = outcome(changed)
+
+    load = result.tally.loads["chat"]
+    assert sum(load.outcomes.values()) == load.requests
+    assert load.good <= load.outcomes["finished"]
+    for replica in result.replicas:
+        scheduler = replica.loop.scheduler
+        assert not scheduler.requests
+        assert scheduler.pool.num_free == scheduler.pool.num_blocks
+        if replica.gate is not None:
+            assert not replica.gate.room.ledger.entries
+            assert replica.gate.room.ledger.double_closes_total == 0
+            assert replica.gate.waiting == 0
+
+
+def test_a_closed_loop_never_has_more_in_flight_than_clients() -> None:
+    arrivals = {"closedLoop": {"clients": 5, "thinkTime": "100ms"}}
+
+    result = outcome(document(loads__0__arrivals=arrivals))
+
+    assert result.tally.batch_most <= 5
+    assert result.tally.loads["chat"].outcomes["finished"] > 50
+
+
+def test_impatient_clients_leave_and_their_blocks_come_back() -> None:
+    changes: dict[str, Any] = {**OVERLOADED, "gate": "Disabled", "loads__0__patience": "500ms"}
+    changes["loads__0__retries"] = {"most": 0}
+
+    total = found(document(**changes))["total"]
+
+    assert total["outcomes"]["left"] > 0
+    assert total["ttft_ms"]["max"] <= 500
+
+
+def test_an_answer_after_its_deadline_is_not_good() -> None:
+    total = found(document(loads__0__deadline="1s"))["total"]
+
+    late = total["missed"]["deadline"] + total["outcomes"].get("expired", 0)
+    assert late > 0
+    assert total["good"] + late == total["requests"]
+    assert total["latency_ms"]["max"] <= 1000
+
+
+def test_retries_are_made_as_often_as_the_client_makes_them() -> None:
+    none, two = (
+        found(document(**OVERLOADED, loads__0__retries={"most": most}))["total"]["attempts"] for most in (0, 2)
+    )
+
+    assert none == found(document(**OVERLOADED, loads__0__retries={"most": 0}))["total"]["requests"]
+    assert two > none
+
+
+def test_a_retry_budget_bounds_the_storm() -> None:
+    rude: dict[str, Any] = {"most": 50, "initial": "100ms", "honourRetryAfter": False}
+
+    storm, bounded = (
+        found(document(**OVERLOADED, loads__0__retries={**rude, **budget}))["total"]
+        for budget in ({}, {"budgetPercent": 20})
+    )
+
+    assert storm["attempts"] > 3 * storm["requests"]
+    assert bounded["attempts"] <= 1.2 * bounded["requests"] + 11
+
+
+def test_more_replicas_serve_more() -> None:
+    changes = {**OVERLOADED, "loads__0__retries": {"most": 0}}
+    one, three = (found(document(**changes, replicas=replicas))["total"]["good"] for replicas in (1, 3))
+
+    assert three > 1.3 * one
+
+
+def test_the_least_loaded_replica_is_chosen() -> None:
+    result = outcome(document(replicas=4, router="LeastLoaded", **{POISSON: 0.5}))
+
+    steps = [replica.loop.scheduler.step for replica in result.replicas]
+    assert steps[0] == max(steps), "of equals the first: most of the time all are idle"
+    assert steps[3] < steps[0] / 4
+
+
+def test_what_came_in_the_warm_up_is_not_counted() -> None:
+    whole, late = (found(document(warmup=warmup))["total"]["requests"] for warmup in ("0s", "10s"))
+
+    assert 0 < late < 0.8 * whole
+
+
+def test_a_trace_is_replayed_with_its_shared_heads(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 100 * number, "input_length": 1100, "output_length": 4, "hash_ids": [1, number + 2, number + 100]}
+        for number in range(40)
+    ]
+    (tmp_path / "mooncake.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    load = {"name": "m", "arrivals": {"trace": {"format": "Mooncake", "file": "mooncake.jsonl", "speedUp": 2}}}
+
+    total = found(document(loads=[load], duration=None), tmp_path)["total"]
+
+    assert total["outcomes"] == {"finished": 40}
+    assert total["requests_per_second"] == pytest.approx(20, rel=0.05)
+
+
+def test_a_slower_machine_takes_longer_than_its_table_says() -> None:
+    usual, slow = (found(document(machine__slowdown=by))["total"]["itl_ms"]["p50"] for by in (1.0, 2.0))
+
+    assert slow > 1.6 * usual
+
+
+def test_a_larger_chunk_lengthens_gaps_and_shortens_first_tokens() -> None:
+    changes = {
+        POISSON: 3,
+        "gate": "Disabled",
+        "machine__kvCapacityTokens": 262_144,
+        "scheduling__maxSequences": 64,
+        "loads__0__promptTokens": {"distribution": "Fixed", "tokens": 6000},
+    }
+    small, large = (
+        found(document(**changes, slo__enforcement="Observe", scheduling__prefillChunkTokens=chunk))["total"]
+        for chunk in (512, 8192)
+    )
+
+    assert large["itl_ms"]["p99"] > 1.5 * small["itl_ms"]["p99"]
+    assert large["ttft_ms"]["p50"] < small["ttft_ms"]["p50"]
