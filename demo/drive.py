@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import itertools
+import math
 import random
 import time
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ from sluice_sidecar.measure import percentile
 
 CONVERSATIONS = 12
 LONG_PROMPT_WORDS = 2_950
-# Together far more KV than the example's pool holds, and all at once.
-LATECOMERS = 20
+CONVERSATION_TOKENS = (128, 192)
 LATECOMER_TOKENS = 400
+# What all latecomers want at once, in pools of KV; a request is its answer and a short prompt.
+LATECOMER_POOLS = 1.5
+LATECOMER_PROMPT_TOKENS = 50
 SEED = 7
 
 TOPICS = (
@@ -95,8 +98,8 @@ async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tok
     return call
 
 
-async def drive(base_url: str, model: str, console: Console) -> list[Call]:
-    """The three waves; every call with what its client saw."""
+async def drive(base_url: str, model: str, pool_tokens: int, console: Console) -> list[Call]:
+    """The three waves against a pool of so many tokens; every call with what its client saw."""
     rng = random.Random(SEED)  # a repeatable demo, not a secret
     client = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120)
     patient = AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=8, timeout=120)
@@ -108,17 +111,18 @@ async def drive(base_url: str, model: str, console: Console) -> list[Call]:
     console.print(f"[bold]1[/] {CONVERSATIONS} conversations start to stream")
     tasks = []
     for topic in TOPICS[:CONVERSATIONS]:
-        tasks.append(start(topic, "conversation", f"Explain {topic}.", rng.randint(64, 112)))
-        await asyncio.sleep(0.15)
-    await asyncio.sleep(1.0)
+        tasks.append(start(topic, "conversation", f"Explain {topic}.", rng.randint(*CONVERSATION_TOKENS)))
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     console.print(f"[bold]2[/] a prompt of about {LONG_PROMPT_WORDS:,} tokens arrives among them")
     tasks.append(start("the long prompt", "long prompt", long_prompt, 48))
     await asyncio.sleep(1.5)
+    latecomers = math.ceil(LATECOMER_POOLS * pool_tokens / (LATECOMER_TOKENS + LATECOMER_PROMPT_TOKENS))
     console.print(
-        f"[bold]3[/] {LATECOMERS} more come at once, {LATECOMER_TOKENS} tokens each: more than fits; "
+        f"[bold]3[/] {latecomers} more come at once, {LATECOMER_TOKENS} tokens each: more than fits; "
         "and a patient one, which retries when it is told"
     )
-    for i in range(LATECOMERS):
+    for i in range(latecomers):
         prompt = f"Tell a story about {TOPICS[i % len(TOPICS)]}, part {i}."
         tasks.append(start(f"latecomer {i}", "latecomer", prompt, LATECOMER_TOKENS))
     # The client library's own retry: it reads our header and comes back when told.
@@ -216,7 +220,8 @@ def _name(request_id: str, names: dict[str, str]) -> str:
 async def run(base_url: str, admin_url: str, model: str, ttft_s: float, itl_s: float) -> bool:
     """Drive, wait until all is quiet, tell; whether the promise was kept and nothing is still held."""
     console = Console(width=132)
-    calls = await drive(base_url, model, console)
+    before = await fetch(admin_url, "/state")
+    calls = await drive(base_url, model, before["engine"]["derived"]["kv_capacity_tokens"], console)
     state = await _quiet(admin_url)
     steps = (await fetch(admin_url, "/steps?last=4096"))["steps"]
     console.print()
