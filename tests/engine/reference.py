@@ -18,9 +18,11 @@ from engine.scripted import make_limits
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.executor import ThreadExecutor
 from sluice_engine.runner import TorchRunner
 
 # Two logits this close are a tie that rounding may break either way (design: determinism).
@@ -107,6 +109,8 @@ def run(
     chunk: int | None = None,
     per_request: int | None = None,
     num_blocks: int | None = None,
+    depth: int = 0,
+    prefix: bool = False,
 ) -> Scheduler:
     """Add all requests, step until none is left, and return the scheduler that was used. None of them fails."""
     limits = make_limits(
@@ -118,13 +122,23 @@ def run(
         promise_us=10_000_000,
     )
     pool = BlockPool(num_blocks or runner.num_blocks, runner.block_tokens)
-    scheduler = Scheduler(limits, pool, PlanningProfile(), max_length_tokens=runner.max_length_tokens)
+    scheduler = Scheduler(
+        limits,
+        pool,
+        PlanningProfile(),
+        max_length_tokens=runner.max_length_tokens,
+        depth=depth,
+        prefix=PrefixCache(pool, enabled=prefix),
+    )
     ticks = iter(range(0, 1 << 62, 1000))
-    loop = EngineLoop(scheduler, runner, lambda: next(ticks))
+    executor = ThreadExecutor(runner) if depth else None
+    loop = EngineLoop(scheduler, runner, lambda: next(ticks), executor=executor)
     for request in requests:
         assert loop.add(request) is None
     while loop.has_work:
         loop.step()
+    if executor is not None:
+        executor.close()
     for request in requests:
         assert request.outcome in {Outcome.STOP, Outcome.LENGTH}, request.error
     return scheduler

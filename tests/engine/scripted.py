@@ -127,9 +127,14 @@ def make_loop(scheduler: Scheduler, script: Script = position_token) -> EngineLo
 
 def check_invariants(scheduler: Scheduler) -> None:
     """Every block in exactly one place, every slot with one owner, every request in one state."""
-    held = [block for request in scheduler.running for block in request.blocks]
-    everything = sorted([*held, *scheduler.pool.free_ids()])
-    assert everything == list(range(scheduler.pool.num_blocks)), "a block is lost or held twice"
+    pool = scheduler.pool
+    tables = [request.blocks for request in scheduler.running]
+    assert all(len(set(table)) == len(table) for table in tables)
+    held = [block for table in tables for block in table]
+    if not scheduler.prefix.enabled:
+        assert len(set(held)) == len(held), "two requests hold a block"
+    everything = sorted([*set(held), *pool.free_ids(), *pool.cached_ids(), *pool.fenced_ids()])
+    assert everything == list(range(pool.num_blocks)), "a block is lost, or in two places"
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)
     assert len(scheduler.running) <= scheduler.limits.max_sequences

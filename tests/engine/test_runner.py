@@ -89,6 +89,8 @@ def test_every_kind_of_llama_says_what_transformers_says(tmp_path: Path, options
     num_blocks=st.integers(10, 30),
     max_sequences=st.integers(1, 8),
     token_budget=st.integers(8, 64),
+    depth=st.integers(0, 2),
+    prefix=st.booleans(),
 )
 def test_any_schedule_gives_the_reference_s_tokens(
     runner: TorchRunner,
@@ -98,8 +100,10 @@ def test_any_schedule_gives_the_reference_s_tokens(
     num_blocks: int,
     max_sequences: int,
     token_budget: int,
+    depth: int,
+    prefix: bool,  # noqa: FBT001
 ) -> None:
-    prompts = [_prompt(seed, length) for seed, length in enumerate(lengths)]
+    prompts = [_prompt(seed % 3, length) for seed, length in enumerate(lengths)]
     requests = [greedy(str(i), prompt, max_tokens=12) for i, prompt in enumerate(prompts)]
     run(
         runner,
@@ -108,6 +112,8 @@ def test_any_schedule_gives_the_reference_s_tokens(
         chunk=chunk,
         max_sequences=max_sequences,
         token_budget=max(token_budget, max_sequences),
+        depth=depth,
+        prefix=prefix,
     )
     for prompt, output in zip(prompts, outputs(requests), strict=True):
         reference.assert_greedy(prompt, output)
@@ -130,12 +136,14 @@ def test_sampling_depends_on_a_request_s_own_history_alone(runner: TorchRunner) 
     alone = sampled()
     for request in alone:
         run(runner, [request])
-    batched, preempted = sampled(), sampled()
+    batched, preempted, overlapped = sampled(), sampled(), sampled()
     run(runner, batched)
+    run(runner, overlapped, depth=2, num_blocks=24, per_request=7)
     scheduler = run(runner, preempted, num_blocks=14, per_request=7)
     assert scheduler.preemptions_total > 0
     assert outputs(batched) == outputs(alone)
     assert outputs(preempted) == outputs(alone)
+    assert outputs(overlapped) == outputs(alone)
     assert len({tuple(output) for output in outputs(alone)}) == len(alone)
 
 

@@ -92,12 +92,17 @@ class SchedulerConfig:
     """Most tokens of one step, decode and prefill together."""
     max_preemptions_per_request: int = 3
     """A request preempted this often is not chosen as a victim again."""
+    overlap_depth: int | None = None
+    """Steps that may run while the next is planned, 0 to 2. None: 1 with an accelerator; 0 on a CPU, where planning is
+    cheap beside a step, and a request that arrives would only wait one step longer."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         for name in ("max_sequences", "token_budget"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"scheduling.{name}", "must be at least 1")
+        depth = self.overlap_depth
+        require(depth is None or 0 <= depth <= 2, "scheduling.overlap_depth", f"must be 0, 1 or 2, not {depth}")
         require(self.max_preemptions_per_request >= 0, "scheduling.max_preemptions_per_request", "must not be negative")
 
 

@@ -16,6 +16,7 @@ from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.state import LoadingProgress
+from sluice_engine.executor import ThreadExecutor
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.runner import TorchRunner
 from sluice_engine.tokenizer import load_tokenizer
@@ -42,11 +43,12 @@ def load_engine(
     core = assemble(config, live, table, capacity)
     if not core.derived.feasible:
         log.warning("promise infeasible", extra={"reason": core.derived.reason})
+    executor = ThreadExecutor(runner) if core.scheduler.depth else None
     # What a start leaves lives as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
     return LoadedEngine(
-        loop=EngineLoop(core.scheduler, runner, clock),
+        loop=EngineLoop(core.scheduler, runner, clock, executor=executor),
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
         derived=core.derived,
         step_cost=core.step_cost,
@@ -54,8 +56,14 @@ def load_engine(
         decode_curve_us=core.decode_curve_us,
         table_digest=digest(table),
         vocab_size=runner.vocab_size,
-        close=runner.close,
+        close=lambda: _close(executor, runner),
     )
+
+
+def _close(executor: ThreadExecutor | None, runner: TorchRunner) -> None:
+    if executor is not None:
+        executor.close()
+    runner.close()
 
 
 def _padded(token_bytes: tuple[bytes, ...], vocab_size: int) -> tuple[bytes, ...]:

@@ -44,6 +44,7 @@ def assemble(config: EngineConfig, live: LiveConfig, times: StepTimes, capacity:
             times,
             max_length_tokens=capacity.max_length_tokens,
             max_preemptions_per_request=config.scheduling.max_preemptions_per_request,
+            depth=_overlap_depth(config),
         ),
         derived=derived,
         step_cost=step_cost(
@@ -56,6 +57,11 @@ def assemble(config: EngineConfig, live: LiveConfig, times: StepTimes, capacity:
         prefill_cost=prefill_cost(times, chunk_tokens=limits.prefill_budget(1, depth), start_tokens=depth),
         decode_curve_us=_decode_curve(times, capacity),
     )
+
+
+def _overlap_depth(config: EngineConfig) -> int:
+    depth = config.scheduling.overlap_depth
+    return (1 if config.accelerator_count else 0) if depth is None else depth
 
 
 def _decode_curve(times: StepTimes, capacity: Capacity) -> tuple[tuple[int, int], ...]:

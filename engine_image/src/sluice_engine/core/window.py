@@ -22,6 +22,10 @@ class Window:
         """Steps in flight."""
         return len(self._plans)
 
+    def steps(self) -> list[int]:
+        """Their numbers, oldest first."""
+        return list(self._plans)
+
     @property
     def newest_step(self) -> int | None:
         """The step that was planned last; None when nothing is in flight."""

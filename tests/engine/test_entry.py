@@ -1,0 +1,109 @@
+"""Who enters: past those that cannot be placed, but not for ever; and no prompt takes a whole step from the others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.scripted import make_limits, make_request, make_scheduler
+from sluice_engine.core.plan import StepPlan, StepResult
+from sluice_engine.core.request import Outcome
+from sluice_engine.core.scheduler import LOOK_PAST, MAX_OVERTAKEN, Scheduler
+
+
+def step(scheduler: Scheduler) -> StepPlan:
+    plan = scheduler.schedule(0)
+    scheduler.update(StepResult(plan.step, np.full(plan.num_sampling, 7)), 0)
+    return plan
+
+
+def full_but_for(num_blocks: int) -> Scheduler:
+    """A scheduler with one prompt that is computed for a long time, and so many blocks of four tokens left."""
+    scheduler = make_scheduler(make_limits(max_sequences=64, token_budget=1000, chunk=4), num_blocks=40)
+    scheduler.add(make_request("runner", 4 * (40 - num_blocks), 1))
+    step(scheduler)
+    return scheduler
+
+
+def names(scheduler: Scheduler) -> list[str]:
+    return [request.id for request in scheduler.running if request.id != "runner"]
+
+
+def test_who_fits_enters_past_one_who_does_not() -> None:
+    scheduler = full_but_for(4)
+    for at, (name, prompt) in enumerate((("big", 40), ("small", 4)), start=1):
+        scheduler.add(make_request(name, prompt, 1, arrival_us=at))
+
+    plan = step(scheduler)
+
+    assert names(scheduler) == ["small"]
+    assert [(held.request_id, held.reason) for held in plan.held_back] == [("big", "no_free_blocks")]
+    assert plan.waiting_reasons == (("no_free_blocks", 1),)
+
+
+def test_only_a_few_are_looked_past() -> None:
+    scheduler = full_but_for(4)
+    for at in range(LOOK_PAST + 3):
+        scheduler.add(make_request(f"big {at}", 40, 1, arrival_us=at))
+    scheduler.add(make_request("small", 4, 1, arrival_us=99))
+
+    plan = step(scheduler)
+
+    assert not names(scheduler)
+    assert len(plan.held_back) == LOOK_PAST + 1
+    assert dict(plan.waiting_reasons) == {"no_free_blocks": LOOK_PAST + 1, "behind_others": 3}
+
+
+def test_one_who_was_overtaken_often_enough_is_passed_by_nobody() -> None:
+    scheduler = full_but_for(8)
+    scheduler.add(make_request("big", 60, 1, arrival_us=1))
+    entered = 0
+    for at in range(MAX_OVERTAKEN + 5):
+        scheduler.add(make_request(f"small {at}", 4, 1, arrival_us=2 + at))
+        before = set(names(scheduler))
+        plan = step(scheduler)
+        new = set(names(scheduler)) - before
+        entered += len(new)
+        for name in new:
+            scheduler.end(name, Outcome.ABORTED)
+
+    assert entered == MAX_OVERTAKEN
+    assert plan.held_back[0].request_id == "big"
+    assert dict(plan.waiting_reasons)["behind_others"] == 5
+
+
+def test_a_long_prompt_leaves_half_of_a_step_to_the_ones_behind_it() -> None:
+    scheduler = make_scheduler(make_limits(token_budget=100, chunk=16), num_blocks=200)
+    scheduler.add(make_request("long", 200, 2))
+    scheduler.add(make_request("short", 6, 2, arrival_us=1))
+    scheduler.add(make_request("other", 60, 2, arrival_us=2))
+
+    plan = step(scheduler)
+
+    shares = {chunk.request.id: chunk.num_tokens for chunk in plan.chunks}
+    # Half for the long one; of the rest, the short one takes half, which the last one shares; what is left returns.
+    assert shares == {"long": 8, "short": 4, "other": 4}
+    assert {chunk.request.id: chunk.num_tokens for chunk in step(scheduler).chunks} == {
+        "long": 8,
+        "short": 2,
+        "other": 6,
+    }
+
+
+def test_what_the_others_do_not_want_goes_to_the_long_prompt() -> None:
+    scheduler = make_scheduler(make_limits(token_budget=100, chunk=16), num_blocks=200)
+    for at, (name, prompt) in enumerate((("long", 200), ("short", 3))):
+        scheduler.add(make_request(name, prompt, 2, arrival_us=at))
+
+    plan = step(scheduler)
+
+    assert {chunk.request.id: chunk.num_tokens for chunk in plan.chunks} == {"long": 13, "short": 3}
+
+
+def test_half_is_kept_for_nobody_who_cannot_enter() -> None:
+    scheduler = make_scheduler(make_limits(max_sequences=1, token_budget=100, chunk=16), num_blocks=200)
+    for at, name in enumerate(("long", "waits")):
+        scheduler.add(make_request(name, 100, 2, arrival_us=at))
+
+    plan = step(scheduler)
+
+    assert [(chunk.request.id, chunk.num_tokens) for chunk in plan.chunks] == [("long", 16)]
