@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
@@ -106,10 +108,19 @@ def make_scheduler(
     num_blocks: int = 64,
     max_length: int = 4096,
     times: StepTimes | None = None,
+    depth: int = 0,
+    **policies: Any,
 ) -> Scheduler:
     limits = limits or make_limits()
     pool = BlockPool(num_blocks, limits.block_tokens)
-    return Scheduler(limits, pool, times or PlanningProfile(), max_length_tokens=max_length)
+    return Scheduler(
+        limits,
+        pool,
+        times or PlanningProfile(),
+        max_length_tokens=max_length,
+        policies=Policies(**policies),
+        depth=depth,
+    )
 
 
 def make_request(

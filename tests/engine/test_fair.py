@@ -15,7 +15,7 @@ from sluice_engine.config import FairnessUnit
 from sluice_engine.core.order import fair
 from sluice_engine.core.order.fair import WeightedFair
 from sluice_engine.core.order.keyed import first_come
-from sluice_engine.core.order.policy import order_for
+from sluice_engine.core.order.policy import Policies, order_for
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.request import Request, RequestStatus
 
@@ -23,7 +23,7 @@ UNITS: tuple[FairnessUnit, ...] = ("Starts", "Tokens", "DeviceTime", "KVByteSeco
 
 
 def fair_order(unit: FairnessUnit, weights: Mapping[str, int] | None = None) -> Waiting:
-    return order_for("WeightedFair", SERVICE, fairness_unit=unit, weights=weights)
+    return order_for(Policies(order="WeightedFair", fairness_unit=unit, weights=weights or {}), SERVICE)
 
 
 def start(waiting: Waiting) -> Request:

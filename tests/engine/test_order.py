@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from engine.ordering import SERVICE, ids, waiter
 from sluice_engine.config import Policy
 from sluice_engine.core.order.keyed import KeyedOrder, aged_priority, first_come, priority
-from sluice_engine.core.order.policy import order_for
+from sluice_engine.core.order.policy import Policies, order_for
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.request import Request, RequestStatus
 
@@ -121,7 +121,7 @@ def pushed(waiting: Waiting, *requests: Request) -> Waiting:
     ],
 )  # fmt: skip
 def test_order(policy: Policy, requests: list[Request], now_s: int, order: str) -> None:
-    waiting = pushed(order_for(policy, SERVICE), *requests)
+    waiting = pushed(order_for(Policies(order=policy), SERVICE), *requests)
 
     assert ids(waiting.candidates(now_s * SECOND)) == order.split()
 
@@ -135,7 +135,7 @@ def test_aging_is_what_the_text_says() -> None:
 
 def test_without_aging_a_lower_class_waits_as_long_as_there_is_a_higher_one() -> None:
     waiting = pushed(
-        order_for("Priority", SERVICE, aging_interval_us=0),
+        order_for(Policies(order="Priority", aging_interval_us=0), SERVICE),
         waiter("background", priority=8),
         waiter("critical", arrival_s=999_999, priority=0),
     )
@@ -164,7 +164,7 @@ def test_a_request_is_overtaken_only_by_those_within_its_aging(jobs: list[tuple[
     st.integers(0, 400),
 )
 def test_past_the_guard_only_earlier_requests_are_ahead(jobs: list[tuple[int, int, int]], now_s: int) -> None:
-    waiting = order_for("ShortestJobFirst", SERVICE)
+    waiting = order_for(Policies(order="ShortestJobFirst"), SERVICE)
     for index, (arrival, prompt, output) in enumerate(jobs):
         if arrival <= now_s:
             waiting.push(waiter(str(index), arrival_s=arrival, prompt=prompt, output=output))
@@ -177,7 +177,7 @@ def test_past_the_guard_only_earlier_requests_are_ahead(jobs: list[tuple[int, in
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_preempted_request_returns_to_its_place_among_those_that_arrived_with_it(policy: Policy) -> None:
     first, second, third = (waiter(name) for name in "abc")
-    waiting = pushed(order_for(policy, SERVICE), first, second, third)
+    waiting = pushed(order_for(Policies(order=policy), SERVICE), first, second, third)
     for request in (first, second):
         waiting.remove(request)
         waiting.charge(request, starts=1)
@@ -190,7 +190,7 @@ def test_a_preempted_request_returns_to_its_place_among_those_that_arrived_with_
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pass_that_skips_and_takes_leaves_the_rest_in_order(policy: Policy) -> None:
     requests = [waiter(name) for name in "abcde"]
-    waiting = pushed(order_for(policy, SERVICE), *requests)
+    waiting = pushed(order_for(Policies(order=policy), SERVICE), *requests)
 
     for request in waiting.candidates(0):
         if request.id in {"b", "d"}:
@@ -203,7 +203,7 @@ def test_a_pass_that_skips_and_takes_leaves_the_rest_in_order(policy: Policy) ->
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_new_pass_ends_one_that_was_left_open(policy: Policy) -> None:
-    waiting = pushed(order_for(policy, SERVICE), *(waiter(name) for name in "abc"))
+    waiting = pushed(order_for(Policies(order=policy), SERVICE), *(waiter(name) for name in "abc"))
     left_open = waiting.candidates(0)
     next(left_open)
 
@@ -214,7 +214,7 @@ def test_a_new_pass_ends_one_that_was_left_open(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_leaving_costs_no_memory_in_the_end(policy: Policy) -> None:
-    waiting = order_for(policy, SERVICE)
+    waiting = order_for(Policies(order=policy), SERVICE)
     stays = waiter("stays")
     waiting.push(stays)
     for index in range(1000):
@@ -250,7 +250,7 @@ def _held(waiting: Waiting) -> int:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pass_is_paid_by_what_it_yields_not_by_what_waits(policy: Policy) -> None:
-    waiting = order_for(policy, SERVICE)
+    waiting = order_for(Policies(order=policy), SERVICE)
     calls = 0
     requests = [waiter(str(i), arrival_us=i, tenant=str(i % 50)) for i in range(5000)]
     for request in requests:
@@ -278,7 +278,7 @@ class Expiries(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.orders = {policy: order_for(policy, SERVICE) for policy in POLICIES}
+        self.orders = {policy: order_for(Policies(order=policy), SERVICE) for policy in POLICIES}
         self.waits: dict[str, dict[Policy, Request]] = {}
         self.running: dict[str, dict[Policy, Request]] = {}
         self.now_us = 0
@@ -386,7 +386,7 @@ def test_last_moment_to_start(request_: Request, last_start_s: float | None) -> 
 
 def test_a_deadline_in_the_past_expires_at_once_and_is_not_the_most_urgent() -> None:
     late, fresh = waiter("late", finish_s=-1), waiter("fresh", finish_s=60)
-    waiting = pushed(order_for("EarliestDeadline", SERVICE), late, fresh)
+    waiting = pushed(order_for(Policies(order="EarliestDeadline"), SERVICE), late, fresh)
 
     assert ids(waiting.expired(0)) == ["late"]
     waiting.remove(late)
@@ -395,7 +395,7 @@ def test_a_deadline_in_the_past_expires_at_once_and_is_not_the_most_urgent() -> 
 
 def test_expiry_needs_no_free_slot_and_fires_at_the_last_moment() -> None:
     request = waiter("a", prompt=1000, first_s=5)
-    waiting = pushed(order_for("FirstComeFirstServed", SERVICE), request)
+    waiting = pushed(order_for(Policies(), SERVICE), request)
 
     assert waiting.expired(4_945_000) == []
     assert ids(waiting.expired(4_945_001)) == ["a"]
@@ -404,7 +404,7 @@ def test_expiry_needs_no_free_slot_and_fires_at_the_last_moment() -> None:
 def test_a_first_token_that_came_before_a_preemption_has_kept_its_deadline() -> None:
     request = waiter("a", prompt=1000, first_s=5)
     request.tokens.append(7)
-    waiting = pushed(order_for("FirstComeFirstServed", SERVICE), request)
+    waiting = pushed(order_for(Policies(), SERVICE), request)
 
     assert waiting.expired(99 * SECOND) == []
 

@@ -15,8 +15,7 @@ from sluice_engine.config import Policy
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.emissions import Emission, Emissions
 from sluice_engine.core.loop import EngineLoop
-from sluice_engine.core.order.policy import order_for
-from sluice_engine.core.order.service import Service
+from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, SamplingParams
@@ -72,13 +71,12 @@ def make_scheduler(
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_tokens)
     times = PlanningProfile()
-    service = Service(lambda decodes, prefill: times.predict_us(decodes, prefill, 0), 64)
     return Scheduler(
         make_limits(block_tokens=block_tokens, **limits),  # type: ignore[arg-type]  # a table of keywords
         pool,
         times,
         max_length_tokens=400,
-        waiting=order_for(policy, service, fairness_unit="Tokens" if policy == "WeightedFair" else "Starts"),
+        policies=Policies(order=policy, fairness_unit="KVByteSeconds"),
         prefix=PrefixCache(pool, enabled=prefix),
         depth=depth,
     )

@@ -54,7 +54,7 @@ def ranked(policy: VictimPolicy) -> Rank:
         policy,
         price_us=lambda request: request.num_computed * 10,
         freed_blocks=lambda request: len(request.blocks),
-        slack_us=lambda request: request.finish_deadline_us,
+        latest_us=lambda request: request.finish_deadline_us,
     )
 
 

@@ -28,6 +28,10 @@ def test_a_minimal_spec_has_the_crds_defaults() -> None:
     assert spec.drain_timeout_us == 120_000_000
     assert (spec.replicas, spec.accelerator_count, spec.accelerator_resource) == (1, 1, "nvidia.com/gpu")
     assert spec.live.scheduling.prefill_chunk_tokens is None
+    assert (spec.scheduling.policy, spec.scheduling.fairness_unit) == ("FirstComeFirstServed", None)
+    assert (spec.scheduling.victim, spec.scheduling.max_preemptions_per_request) == ("LeastComputed", 3)
+    assert spec.live.scheduling.aging_interval_us == 20_000_000
+    assert (spec.live.admission.tenants, spec.trusted_peers) == ((), ())
 
 
 def test_the_full_example_is_carried_over_whole() -> None:
@@ -37,6 +41,12 @@ def test_the_full_example_is_carried_over_whole() -> None:
     assert spec.cache.capacity_bytes == 40 * 1024**3
     assert spec.scheduling.token_budget == 3456
     assert spec.scheduling.max_sequences == 64
+    assert (spec.scheduling.policy, spec.scheduling.fairness_unit) == ("WeightedFair", "KVByteSeconds")
+    assert [(tenant.name, tenant.weight) for tenant in spec.live.admission.tenants] == [
+        ("assistants", 3),
+        ("evaluation", 1),
+    ]
+    assert spec.trusted_peers == ("10.42.7.0/24",)
     assert spec.live.scheduling.prefill_chunk_tokens == 3392
     assert spec.live.scheduling.max_prefill_tokens_per_request == 2048
 
@@ -50,6 +60,16 @@ def test_the_full_example_is_carried_over_whole() -> None:
         ),
         pytest.param(lambda spec: spec["cache"].update(capacity="much"), "no size", id="a size that is none"),
         pytest.param(lambda spec: spec["model"].update(source={}), "names no source", id="no source"),
+        pytest.param(
+            lambda spec: spec["admission"].update(trustedPeers=["fd00::/8", "10.0.0.1/8"]),
+            "spec.admission.trustedPeers\\[1\\]: .10.0.0.1/8. is no network",
+            id="a peer that is no network",
+        ),
+        pytest.param(
+            lambda spec: spec["scheduling"].update(policy="WeightedFair"),
+            "fairness_unit: must be set with policy WeightedFair",
+            id="fairness without a unit",
+        ),
         pytest.param(
             lambda spec: spec["resources"].update(limits={"nvidia.com/gpu": 2}),
             "accelerator.count asks for it",

@@ -95,9 +95,21 @@ class SchedulerConfig:
     overlap_depth: int | None = None
     """Steps that may run while the next is planned, 0 to 2. None: 1 with an accelerator; 0 on a CPU, where planning is
     cheap beside a step, and a request that arrives would only wait one step longer."""
+    policy: Policy = "FirstComeFirstServed"
+    """Which waiting request enters first."""
+    fairness_unit: FairnessUnit | None = None
+    """What `WeightedFair` shares out; set with that policy and no other."""
+    victim: VictimPolicy = "LeastComputed"
+    """Who is preempted first when blocks are short."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
+        needs_unit = self.policy == "WeightedFair"
+        require(
+            needs_unit == (self.fairness_unit is not None),
+            "scheduling.fairness_unit",
+            "must be set with policy WeightedFair" if needs_unit else "belongs to policy WeightedFair",
+        )
         for name in ("max_sequences", "token_budget"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"scheduling.{name}", "must be at least 1")
@@ -155,18 +167,33 @@ class SLOConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkConfig:
-    """How much prefill one step may carry; None is derived from the promise."""
+    """Prefill, where None is derived from the promise, and aging: what of scheduling may change without a restart."""
 
     prefill_chunk_tokens: int | None = None
     """Bound on the *sum* of prefill tokens in one step."""
     max_prefill_tokens_per_request: int | None = None
     """Bound on one request's share of a step's prefill."""
+    aging_interval_us: int = 20_000_000
+    """Waiting that counts as one level of priority; 0 turns aging off."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         for name in ("prefill_chunk_tokens", "max_prefill_tokens_per_request"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"scheduling.{name}", "must be at least 1")
+        require(0 <= self.aging_interval_us <= 3_600_000_000, "scheduling.aging_interval_us", "must be 0 to 1 h")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantConfig:
+    """One tenant whose share is not the usual one."""
+
+    name: str
+    weight: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(1 <= self.weight <= 1000, "admission.tenants.weight", "must be 1 to 1000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +206,16 @@ class AdmissionConfig:
     """Share of the pool that the predicted peak may reach while nothing is preempted."""
     preemptions_per_minute: float = 6.0
     """Rate above which the ceiling comes down."""
+    tenants: tuple[TenantConfig, ...] = ()
+    """Weights under the policy WeightedFair; whoever is not named has 1."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         require(0 <= self.max_wait_us <= 60_000_000, "admission.max_wait_us", "must be 0 to 60 s")
         require(50 <= self.kv_ceiling_percent <= 100, "admission.kv_ceiling_percent", "must be 50 to 100")
         require(self.preemptions_per_minute >= 0, "admission.preemptions_per_minute", "must not be negative")
+        names = [tenant.name for tenant in self.tenants]
+        require(len(set(names)) == len(names), "admission.tenants", "names a tenant twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

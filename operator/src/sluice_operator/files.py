@@ -56,6 +56,7 @@ def files(spec: ServiceSpec, paths: Paths) -> Files:
             live_path=live_path,
             run_dir=paths.run_dir,
             drain_timeout_us=spec.drain_timeout_us,
+            trusted_peers=spec.trusted_peers,
             endpoint_propagation_us=ENDPOINT_PROPAGATION_S * 1_000_000,
         ),
         live=spec.live,

@@ -6,7 +6,7 @@ is theirs, so that `render.py` only has to put them into files. Pure. Next: `ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,12 @@ from sluice_engine.config import (
     ModelSource,
     SchedulerConfig,
     SLOConfig,
+    TenantConfig,
 )
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.units import parse_duration_us, parse_quantity_bytes
+from sluice_sidecar.trust import is_network
 
 Json = Mapping[str, Any]
 
@@ -44,6 +46,8 @@ class ServiceSpec:
     scheduling: SchedulerConfig
     cache: CacheConfig
     live: LiveConfig
+    trusted_peers: tuple[str, ...]
+    """Networks whose identity headers the gate believes."""
     resources: Json
     """Requests, limits and claims, as written."""
     accelerator_count: int
@@ -74,7 +78,7 @@ def parse(body: Json) -> ServiceSpec:
 def _parse(body: Json) -> ServiceSpec:
     metadata, spec = body["metadata"], body["spec"]
     slo, scheduling, cache, admission = spec["slo"], spec["scheduling"], spec["cache"], spec["admission"]
-    accelerator, rollout = spec["accelerator"], spec["rollout"]
+    accelerator, rollout, preemption = spec["accelerator"], spec["rollout"], scheduling["preemption"]
     model = spec["model"]
     for kind in ("requests", "limits"):
         if accelerator["resourceName"] in spec["resources"].get(kind, {}):
@@ -96,7 +100,12 @@ def _parse(body: Json) -> ServiceSpec:
         image_pull_policy=spec["runtime"]["imagePullPolicy"],
         replicas=spec["replicas"],
         scheduling=SchedulerConfig(
-            max_sequences=scheduling.get("maxSequences"), token_budget=scheduling.get("tokenBudget")
+            max_sequences=scheduling.get("maxSequences"),
+            token_budget=scheduling.get("tokenBudget"),
+            max_preemptions_per_request=preemption["maxPerRequest"],
+            policy=scheduling["policy"],
+            fairness_unit=scheduling.get("fairnessUnit"),
+            victim=preemption["victim"],
         ),
         cache=CacheConfig(
             block_tokens=cache["blockTokens"],
@@ -114,13 +123,19 @@ def _parse(body: Json) -> ServiceSpec:
             scheduling=ChunkConfig(
                 prefill_chunk_tokens=scheduling.get("prefillChunkTokens"),
                 max_prefill_tokens_per_request=scheduling.get("maxPrefillTokensPerRequest"),
+                aging_interval_us=parse_duration_us(scheduling["agingInterval"], "spec.scheduling.agingInterval"),
             ),
             admission=AdmissionConfig(
                 max_wait_us=parse_duration_us(admission["maxWait"], "spec.admission.maxWait"),
                 kv_ceiling_percent=admission["kvCeilingPercent"],
                 preemptions_per_minute=float(admission["preemptionsPerMinute"]),
+                tenants=tuple(
+                    TenantConfig(name=tenant["name"], weight=tenant["weight"])
+                    for tenant in admission.get("tenants", ())
+                ),
             ),
         ),
+        trusted_peers=_networks(admission.get("trustedPeers", ())),
         resources=spec["resources"],
         accelerator_count=accelerator["count"],
         accelerator_resource=accelerator["resourceName"],
@@ -129,6 +144,14 @@ def _parse(body: Json) -> ServiceSpec:
         pod_template=spec["podTemplate"],
         cost_basis={key: spec[key] for key in ("model", "runtime", "accelerator", "resources")},
     )
+
+
+def _networks(peers: Sequence[str]) -> tuple[str, ...]:
+    for index, peer in enumerate(peers):
+        if not is_network(peer):
+            problem = f"{peer!r} is no network: write an address, or its first one and a length, such as 10.0.0.0/8"
+            raise InvalidSpec(f"spec.admission.trustedPeers[{index}]", problem)
+    return tuple(peers)
 
 
 def _source(source: Json) -> ModelSource:

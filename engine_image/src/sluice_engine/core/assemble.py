@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derive import Capacity, derive, prefill_cost, step_cost
+from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.steptime import StepTable, StepTimes
@@ -43,7 +44,7 @@ def assemble(config: EngineConfig, live: LiveConfig, times: StepTimes, capacity:
             BlockPool(capacity.num_blocks, capacity.block_tokens),
             times,
             max_length_tokens=capacity.max_length_tokens,
-            max_preemptions_per_request=config.scheduling.max_preemptions_per_request,
+            policies=Policies.of(config, live),
             depth=_overlap_depth(config),
         ),
         derived=derived,

@@ -52,6 +52,10 @@ class BlockPool:
         """Tokens that the whole pool holds."""
         return self.num_blocks * self.block_tokens
 
+    def freed_by(self, table: list[int]) -> int:
+        """Blocks of `table` that nobody else holds: what would come free with it."""
+        return sum(self._holders[block] == 1 for block in table)
+
     def missing(self, table: list[int], num_tokens: int) -> int:
         """Blocks that `table` still needs to hold `num_tokens`; never negative."""
         return max(0, blocks_for(num_tokens, self.block_tokens) - len(table))

@@ -77,12 +77,13 @@ def rank_for(
     *,
     price_us: Callable[[Request], int],
     freed_blocks: Callable[[Request], int],
-    slack_us: Callable[[Request], int | None],
+    latest_us: Callable[[Request], int | None],
 ) -> Rank:
     """The rank of a victim policy; what a policy has no use for is not called.
 
     `price_us`: what losing its place costs a request (`price`), `freed_blocks`: blocks that would really come free,
-    `slack_us`: how long it could stand still and yet meet its deadlines; None without deadlines.
+    `latest_us`: the last moment at which it must go on to meet its deadlines; None without deadlines. The later that
+    is, the more slack it has: what the clock shows now is the same for all.
     """
     match policy:
         case "Last":
@@ -97,7 +98,7 @@ def rank_for(
                 *least_computed(request),
             )
         case "MostSlack":
-            return lambda request: (*_by_slack(slack_us(request)), *least_computed(request))
+            return lambda request: (*_by_slack(latest_us(request)), *least_computed(request))
 
 
 def last(request: Request) -> tuple[int, ...]:
@@ -115,6 +116,6 @@ def lowest_priority(request: Request) -> tuple[int, ...]:
     return (-request.priority, *least_computed(request))
 
 
-def _by_slack(slack_us: int | None) -> tuple[int, int]:
+def _by_slack(latest_us: int | None) -> tuple[int, int]:
     """Without a deadline there is all the time in the world; a deadline that is missed already has the least of it."""
-    return (0, 0) if slack_us is None else (1, -slack_us)
+    return (0, 0) if latest_us is None else (1, -latest_us)

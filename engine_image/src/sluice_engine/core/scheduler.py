@@ -12,6 +12,7 @@ What is planned lives in the rows, what is settled in the requests. Start readin
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 
 import numpy as np
 
@@ -20,9 +21,8 @@ from sluice_engine.core.budgets import Budgets, Needs
 from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.fit import blocks_for, unfit_reason
-from sluice_engine.core.order.policy import order_for
+from sluice_engine.core.order.policy import Policies, meter_for, order_for
 from sluice_engine.core.order.service import Service
-from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.plan import (
     DecodeBatch,
     DrainReason,
@@ -34,8 +34,9 @@ from sluice_engine.core.plan import (
     StepResult,
     TableChange,
 )
-from sluice_engine.core.preemption import choose_victim
-from sluice_engine.core.prefix_cache import PrefixCache
+from sluice_engine.core.preemption import CLASS_LEVELS, choose_outranked, choose_victim, rank_for
+from sluice_engine.core.prefix_cache import PrefixCache, PrefixHit
+from sluice_engine.core.price import recompute_us
 from sluice_engine.core.request import Outcome, Request, RequestStatus
 from sluice_engine.core.rows import Rows
 from sluice_engine.core.settlement import Settlement
@@ -71,12 +72,11 @@ class Scheduler:
         times: StepTimes,
         *,
         max_length_tokens: int,
-        max_preemptions_per_request: int = 3,
-        waiting: Waiting | None = None,
+        policies: Policies | None = None,
         prefix: PrefixCache | None = None,
         depth: int = 0,
     ) -> None:
-        """`waiting`: empty, in the order of a policy; first come, first served without.
+        """`policies`: who goes first, who gives way; the program's own defaults without.
 
         `depth`: steps that may be in flight while the next is planned.
         """
@@ -84,12 +84,21 @@ class Scheduler:
         self.pool = pool
         self.times = times
         self.max_length_tokens = max_length_tokens
-        self.max_preemptions_per_request = max_preemptions_per_request
+        self.policies = policies if policies is not None else Policies()
         self.prefix = prefix or PrefixCache(pool, enabled=False)
         self.depth = depth
         self.requests: dict[str, Request] = {}
         """All that have not ended, by id."""
-        self.waiting = waiting if waiting is not None else order_for("FirstComeFirstServed", self._service())
+        service = self._service()
+        self.waiting = order_for(self.policies, service)
+        self._rank = rank_for(
+            self.policies.victim,
+            price_us=self._recompute_us,
+            freed_blocks=lambda request: pool.freed_by(request.blocks),
+            latest_us=service.latest_start_us,
+        )
+        self._meter = meter_for(self.policies, self.waiting)
+        """None where nothing is shared out by what was used."""
         self.rows = Rows(limits.max_sequences)
         self.window = Window()
         self.step = 0
@@ -102,6 +111,10 @@ class Scheduler:
         self._table_changes: list[TableChange] = []
         """For the runner, with the next plan that runs."""
         self._optimistic_blocks = 0
+        self._levels: Counter[int] = Counter()
+        """Running requests by priority."""
+        self._now_us = 0
+        """The latest time that anybody told."""
         self._latched_for: int | None = None
         """Blocks that a victim needs to come back; entry is shut while this is set."""
         self._settlement = Settlement(self.rows, self.window, pool, self.prefix, self.end)
@@ -167,15 +180,17 @@ class Scheduler:
 
     def schedule(self, now_us: int) -> StepPlan:
         """The batch of the next step. What it takes is taken now; `update` settles it."""
+        self._now_us = now_us
         expired = tuple(request for late in self.waiting.expired(now_us) if (request := self._expire(late)))
         step = Step({"tokens": self.limits.token_budget})
         free_before = self.pool.num_free
         try:
             self._schedule_decodes(step)
+            step.budgets.limit("prefill_tokens", self.limits.prefill_budget(len(step.decodes), step.context))
+            self._schedule_prefills(step)
+            self._make_way(step, now_us)
         except _DrainFirst as drain:
             return StepPlan(self.step, expired=expired, drain_reason=drain.reason)
-        step.budgets.limit("prefill_tokens", self.limits.prefill_budget(len(step.decodes), step.context))
-        self._schedule_prefills(step)
         self._schedule_entry(step, now_us)
         self._share_out_the_rest(step)
         return self._seal(step, expired, free_before)
@@ -197,7 +212,17 @@ class Scheduler:
 
     def update(self, result: StepResult, now_us: int) -> Emissions:
         """Settle a step, and those after it whose results came earlier: what their callers are told."""
+        self._now_us = now_us
         return self._settlement.take(result, now_us)
+
+    def ran(self, plan: StepPlan, real_us: int) -> None:
+        """A step took so long on the device; told before its result is settled, since that may end its requests."""
+        if self._meter is None:
+            return
+        decodes = len(plan.decodes)
+        alone_us = self.times.predict_us(decodes, 0, plan.context_tokens) if decodes and plan.chunks else 0
+        chunks = ((chunk.request, chunk.num_tokens, chunk.samples) for chunk in plan.chunks)
+        self._meter.ran(real_us, decodes, alone_us / max(1, plan.predicted_us, alone_us), chunks)
 
     def stuck(self, plan: StepPlan) -> list[Request]:
         """Requests that an empty plan leaves without any way on: they run alone and cannot grow.
@@ -258,6 +283,42 @@ class Scheduler:
             wanted -= self._uncomputed(request)
             self._add_share(request, step, wanted_behind=wanted)
 
+    def _make_way(self, step: Step, now_us: int) -> None:
+        """Let the first in line in at the cost of lower classes, where the policy is that and nothing else will do."""
+        if self.policies.order != "Priority" or step.preempted:
+            return
+        first = next(self.waiting.candidates(now_us), None)
+        if first is None or min(step.budgets.left("tokens"), step.budgets.left("prefill_tokens")) <= 0:
+            return
+        if max((level for level, count in self._levels.items() if count), default=0) - first.priority < CLASS_LEVELS:
+            return
+        missing = self._missing_blocks(first, self.prefix.match(first))
+        if missing <= 0 and self._held.lacking(LASTING_NEEDS) is None:
+            return
+
+        def enough(victims: list[Request]) -> bool:
+            return sum(self.pool.freed_by(victim.blocks) for victim in victims) >= missing
+
+        victims = choose_outranked(
+            self.running,
+            first,
+            self._rank,
+            max_preemptions=self.policies.max_preemptions_per_request,
+            enough=enough,
+        )
+        if not victims:
+            return
+        if len(self.window):
+            raise _DrainFirst("preemption")
+        for victim in victims:
+            self._preempt(victim, first, step)
+        self._try_entry(first, step, self.waiting.waiting_tokens - first.num_tokens, now_us)
+
+    def _missing_blocks(self, request: Request, hit: PrefixHit) -> int:
+        """Blocks that the pool lacks for a request to enter; not above zero when it has them."""
+        own = blocks_for(request.num_tokens, self.pool.block_tokens) - hit.num_blocks
+        return own + hit.num_unused - self.pool.num_free
+
     def _schedule_entry(self, step: Step, now_us: int) -> None:
         """Let waiting requests in, past a few that cannot be placed, and note why those stay out."""
         passed: list[Request] = []
@@ -300,8 +361,7 @@ class Scheduler:
         each other.
         """
         hit = self.prefix.match(request)
-        own = blocks_for(request.num_tokens, self.pool.block_tokens) - hit.num_blocks
-        if own + hit.num_unused > self.pool.num_free:
+        if self._missing_blocks(request, hit) > 0:
             return "no_free_blocks"
         share = self._prefill_share(request, hit.num_tokens, step, wanted_behind)
         if share <= 0:
@@ -311,8 +371,11 @@ class Scheduler:
         assert granted, "entry was checked"
         self.waiting.remove(request)
         self.waiting.charge(request, starts=1)
+        if self._meter is not None:
+            self._meter.entered(request, now_us)
         self._held.take(request, LASTING_NEEDS)
         self.rows.enter(request)
+        self._levels[request.priority] += 1
         self._table_changes.append(TableChange(request.slot, 0, tuple(request.blocks)))
         request.status = RequestStatus.RUNNING
         request.num_overtaken = 0
@@ -419,16 +482,22 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int, step: Step) -> bool:
         """Hold blocks for `num_tokens`, preempting if it must; False when the request cannot run in this step."""
         self.prefix.settle(request, request.num_computed)
+        if self._meter is not None:
+            self._meter.charge(request, self._now_us)
         first = len(request.blocks)
         while not self.pool.grow(request.blocks, num_tokens):
             if len(self.window):
                 raise _DrainFirst("preemption")
-            victim = choose_victim(self.running, request, max_preemptions=self.max_preemptions_per_request)
+            victim = choose_victim(
+                self.running, request, self._rank, max_preemptions=self.policies.max_preemptions_per_request
+            )
             if victim is None:
                 return False
             self._preempt(victim, request, step)
             if victim is request:
                 return False
+        if self._meter is not None:
+            self._meter.grew(request)
         blocks = tuple(request.blocks[first:])
         self._table_changes.append(TableChange(request.slot, first, blocks))
         if len(self.window):
@@ -457,18 +526,23 @@ class Scheduler:
         self.waiting.push(victim)
 
     def _recompute_us(self, victim: Request) -> int:
-        """What its state costs to compute again beside other work: the step with it less the step without."""
-        tokens = victim.num_computed
-        with_it, without = (self.times.predict_us(1, n, 0) for n in (tokens, 0))
-        return max(0, with_it - without)
+        """What its state costs to compute again beside the others that run."""
+        beside = max(1, self.rows.num_running - 1)
+        chunk = max(1, self.limits.prefill_budget(beside, 0))
+        return recompute_us(
+            victim.num_computed, self.times, chunk_tokens=chunk, decode_requests=beside, context_tokens=0
+        )
 
     def _leave(self, request: Request) -> None:
         """Take a running request out of the batch, with all that it holds."""
+        if self._meter is not None:
+            self._meter.left(request, self._now_us)
         if request.outcome is not Outcome.FAILED:
             self.prefix.settle(request, request.num_computed)
         self.pool.release(request.blocks, fence=self.window.newest_step)
         request.num_settled_blocks = 0
         self.rows.leave(request)
+        self._levels[request.priority] -= 1
         self._held.take_back(request)
         if request in self._prefilling:
             self._prefilling.remove(request)

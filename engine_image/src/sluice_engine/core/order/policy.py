@@ -1,10 +1,11 @@
-"""From the name of a policy to the waiting requests under it."""
+"""The choices of a scheduler that are matters of policy, and from their names to the waiting requests under them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from sluice_engine.config import FairnessUnit, Policy
+from sluice_engine.config import EngineConfig, FairnessUnit, LiveConfig, Policy, VictimPolicy
 from sluice_engine.core.order.fair import WeightedFair
 from sluice_engine.core.order.keyed import (
     AGE_GUARD_US,
@@ -14,42 +15,59 @@ from sluice_engine.core.order.keyed import (
     priority,
     shortest_job,
 )
+from sluice_engine.core.order.meter import Meter
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.waiting import Order, Waiting
 
-DEFAULT_AGING_INTERVAL_US = 20_000_000
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """What users choose about who goes first and who gives way; what a policy has no use for is not looked at."""
+
+    order: Policy = "FirstComeFirstServed"
+    aging_interval_us: int = 20_000_000
+    fairness_unit: FairnessUnit = "Tokens"
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """Of tenants; 1 for those that are not named."""
+    guard_us: int = AGE_GUARD_US
+    victim: VictimPolicy = "LeastComputed"
+    max_preemptions_per_request: int = 3
+
+    @classmethod
+    def of(cls, config: EngineConfig, live: LiveConfig) -> Policies:
+        """What the two files say."""
+        scheduling = config.scheduling
+        return cls(
+            order=scheduling.policy,
+            aging_interval_us=live.scheduling.aging_interval_us,
+            fairness_unit=scheduling.fairness_unit or "Tokens",
+            weights={tenant.name: tenant.weight for tenant in live.admission.tenants},
+            victim=scheduling.victim,
+            max_preemptions_per_request=scheduling.max_preemptions_per_request,
+        )
 
 
-def order_for(
-    policy: Policy,
-    service: Service,
-    *,
-    aging_interval_us: int = DEFAULT_AGING_INTERVAL_US,
-    fairness_unit: FairnessUnit = "Tokens",
-    weights: Mapping[str, int] | None = None,
-    guard_us: int = AGE_GUARD_US,
-) -> Waiting:
-    """An empty set of waiting requests under `policy`; what a policy has no use for is not looked at."""
-    return Waiting(_order(policy, service, aging_interval_us, fairness_unit, weights, guard_us), service)
+def order_for(policies: Policies, service: Service) -> Waiting:
+    """An empty set of waiting requests under these policies."""
+    return Waiting(_order(policies, service), service)
 
 
-def _order(
-    policy: Policy,
-    service: Service,
-    aging_interval_us: int,
-    fairness_unit: FairnessUnit,
-    weights: Mapping[str, int] | None,
-    guard_us: int,
-) -> Order:
-    match policy:
+def meter_for(policies: Policies, waiting: Waiting) -> Meter | None:
+    """What tells `waiting` of the use of running requests; None where nobody asks."""
+    shares_use = policies.order == "WeightedFair" and policies.fairness_unit != "Starts"
+    return Meter(waiting) if shares_use else None
+
+
+def _order(policies: Policies, service: Service) -> Order:
+    match policies.order:
         case "FirstComeFirstServed":
             return KeyedOrder(first_come)
         case "ShortestJobFirst":
-            return KeyedOrder(shortest_job(service), guard_us=guard_us)
+            return KeyedOrder(shortest_job(service), guard_us=policies.guard_us)
         case "Priority":
-            return KeyedOrder(priority(aging_interval_us))
+            return KeyedOrder(priority(policies.aging_interval_us))
         case "EarliestDeadline":
-            return KeyedOrder(earliest_deadline(service), guard_us=guard_us)
+            return KeyedOrder(earliest_deadline(service), guard_us=policies.guard_us)
         case "WeightedFair":
             # Classes keep their order inside a tenant's own share.
-            return WeightedFair(fairness_unit, priority(aging_interval_us), weights)
+            return WeightedFair(policies.fairness_unit, priority(policies.aging_interval_us), policies.weights)

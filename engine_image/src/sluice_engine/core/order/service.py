@@ -62,11 +62,6 @@ class Service:
             latest.append(finish - next_token_us - more * self._step_us(1, 0))
         return min(latest)
 
-    def slack_us(self, request: Request, now_us: int) -> int | None:
-        """How long it could stand still and yet meet its deadlines; negative when it cannot. None without any."""
-        latest = self.latest_start_us(request)
-        return None if latest is None else latest - now_us
-
 
 def output_left(request: Request) -> int:
     """Output tokens still expected; at least one, for a request that has outlived its prediction."""
