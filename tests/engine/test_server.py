@@ -379,6 +379,14 @@ async def test_models_health_state_and_steps(engine: Served) -> None:
     assert state.pool.free_blocks == state.pool.total_blocks == 64
     assert [(done.id, done.outcome, done.output_tokens) for done in state.finished] == [("req-0", "stop", 5)]
     assert [record["step"] for record in steps["steps"]] == [4, 5]
+    (ended,) = steps["requests"]
+    assert (ended["request_id"], ended["outcome"], ended["output_tokens"], ended["queued_step"]) == (
+        "req-0/0",
+        "stop",
+        5,
+        0,
+    )
+    assert 0 < ended["arrival_us"] <= ended["queued_us"] < ended["first_token_us"] <= ended["ended_us"]
     assert [(await engine.get(f"/steps?last={bad}"))[0] for bad in ("0", "-1", "x", "99999999", "²")] == [400] * 5
 
 

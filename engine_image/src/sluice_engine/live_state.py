@@ -53,6 +53,12 @@ def engine_state(service: EngineService, identity: Identity) -> EngineState:
     )
 
 
-def last_steps(service: EngineService, count: int) -> list[Any]:
-    """The last step records, oldest first."""
-    return [encode(record) for record in service.engine.loop.trace.last(count)] if service.engine is not None else []
+def last_steps(service: EngineService, count: int) -> dict[str, Any]:
+    """The last step records, and the requests that ended since the first of them; oldest first."""
+    if service.engine is None:
+        return {"steps": [], "requests": []}
+    loop = service.engine.loop
+    steps = loop.trace.last(count)
+    since = steps[0].step if steps else 0
+    ended = [request for request in loop.ended.copy() if request.ended_step >= since]
+    return {"steps": [encode(step) for step in steps], "requests": [encode(request) for request in ended]}

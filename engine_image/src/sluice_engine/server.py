@@ -256,11 +256,11 @@ class EngineServer:
         return _json(encode(engine_state(self._service, self._identity)))
 
     async def steps(self, http: web.Request) -> web.StreamResponse:
-        """`/steps?last=N`: the last step records, oldest first."""
+        """`/steps?last=N`: the last step records, and who ended meanwhile."""
         text = http.query.get("last", "100")
         if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STEPS_SHOWN):
             raise InvalidRequest.field("last", f"must be 1 to {MAX_STEPS_SHOWN}")
-        return _json({"steps": last_steps(self._service, int(text))})
+        return _json(last_steps(self._service, int(text)))
 
     async def _cleanup(self, _app: web.Application) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -6,6 +6,8 @@
     ├── InvalidSettings   an option or environment variable of the operator itself
     ├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
     │   └── NamespaceEnds the namespace is being deleted, so nothing can be made in it any more
+    ├── InvalidRecords    what should be records of a pod is something else
+    ├── Unreachable       nobody answers at an address, or it is no gate
     └── PodFailed         a local process ended, or never became ready
 
 Nothing here maps to HTTP: the operator answers nobody but the API server.
@@ -53,6 +55,14 @@ class ApiRefused(OperatorError):
 
 class NamespaceEnds(ApiRefused):
     """Nothing can be made in a namespace that is being deleted, and nothing needs to be."""
+
+
+class InvalidRecords(OperatorError):
+    """A file or an answer holds no records of a pod. The text names the place and what is wrong there."""
+
+
+class Unreachable(OperatorError):
+    """There is no gate's admin port at an address, or nobody answers. The text is the address and why."""
 
 
 class PodFailed(OperatorError):

@@ -9,8 +9,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sluice_engine.config import SLOConfig
+
+T = TypeVar("T", int, float)
 
 HORIZON_US = 300_000_000
 _SLOTS = 30
@@ -23,7 +26,7 @@ while _EDGES[-1] < 600_000_000:
     _EDGES.append(max(_EDGES[-1] + 1, int(_EDGES[-1] * _GROWTH)))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
+def percentile(values: Sequence[T], percent: float) -> T:
     """The smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]

@@ -75,7 +75,7 @@ class Call:
         self.arrival = arrival
         self.sender = sender
         self.attempt = 0
-        self.first_us = sender.events.now_us
+        self.first_us = sender.events.now_us - arrival.waited_us
         """When the first attempt was made."""
         self.request_id = ""
         """The gate's, of this attempt."""
@@ -93,7 +93,7 @@ class Call:
     def start(self) -> None:
         """The first attempt."""
         sender = self.sender
-        self.tally = sender.tally.arrived(sender.name, self.first_us)
+        self.tally = sender.tally.arrived(sender.name, sender.events.now_us)
         sender.budget.first_attempt()
         self._send()
 
@@ -101,7 +101,8 @@ class Call:
         sender = self.sender
         now_us = sender.events.now_us
         self.request_id = f"r{self.number}" if not self.attempt else f"r{self.number}.{self.attempt}"
-        self.times = StreamTimes(now_us, self.arrival.prompt_tokens)
+        waited_us = 0 if self.attempt else self.arrival.waited_us
+        self.times = StreamTimes(now_us - waited_us, self.arrival.prompt_tokens)
         if self.tally is not None:
             self.tally.attempts += 1
         config = sender.config
@@ -109,6 +110,8 @@ class Call:
             self._patience = sender.events.at(now_us + config.patience_us, self._impatient)
         if config.deadline_us is not None:
             self._deadline = sender.events.at(now_us + config.deadline_us, self._late)
+        elif self.arrival.leaves_us is not None:
+            self._deadline = sender.events.at(max(now_us, self.arrival.leaves_us), self._walk_away)
         self.door = sender.router.choose(self)
         self.door.enter(self)
 
@@ -162,6 +165,9 @@ class Call:
         if self.tally is not None:
             self.tally.missed_deadline += 1
         self._leave(LATE)
+
+    def _walk_away(self) -> None:
+        self._leave(LEFT)
 
     def _leave(self, outcome: str) -> None:
         assert self.door is not None, "an attempt is somewhere"

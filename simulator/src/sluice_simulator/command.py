@@ -5,22 +5,27 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sluice_engine.core.assemble import assemble
 from sluice_operator import plain_yaml
-from sluice_simulator import page, plot, report, scenario, sweep
+from sluice_operator.files import Paths, files
+from sluice_simulator import page, plot, replay, report, scenario, sweep
 from sluice_simulator.errors import InvalidInput
+from sluice_simulator.record import Record, read_record
 from sluice_simulator.report import Json
+from sluice_simulator.retrace import retrace
 from sluice_simulator.run import run
 
 _MOST_RUNS = 1000
 
 
 @click.command()
-@click.argument("file", metavar="SCENARIO")
+@click.argument("file", metavar="[SCENARIO]", required=False)
 @click.option("--policy", metavar="P", help="The queue's order, as scheduling.policy of the InferenceService.")
 @click.option(
     "--set",
@@ -36,14 +41,21 @@ _MOST_RUNS = 1000
     multiple=True,
     help="Run once for each value (of two keys: for each pair) and compare; A..B is every whole number between.",
 )
+@click.option(
+    "--from",
+    "record_file",
+    metavar="RECORD",
+    help="Replay what a real engine did, and tell the error; with --set, what would have happened.",
+)
 @click.option("--plot", "plot_file", metavar="PNG", help="Draw the run over time, or the curve of a sweep.")
 @click.option("--html", "html_file", metavar="FILE", help="Write one page that holds everything.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def simulate(
-    file: str,
+    file: str | None,
     policy: str | None,
     settings: tuple[str, ...],
     sweeps: tuple[str, ...],
+    record_file: str | None,
     plot_file: str | None,
     html_file: str | None,
     *,
@@ -59,12 +71,13 @@ def simulate(
     """
     if plot_file:
         plot.require()
-    document = scenario.load_document(file)
     changes = [_setting(one) for one in settings]
     if policy is not None:
         changes.append(("scheduling.policy", policy))
     if len(sweeps) > 2:
         raise click.BadParameter("at most two keys can be swept", param_hint="--sweep")
+    record = None if record_file is None else read_record(Path(record_file))
+    document, file = _document(file, record)
     axes = [_axis(one) for one in sweeps]
     runs = []
     for values in itertools.product(*(axis.values for axis in axes)):
@@ -72,12 +85,43 @@ def simulate(
         parsed = scenario.parse(scenario.with_settings(document, [*changes, *at], file), file)
         runs.append((dict(at), report.document(run(parsed))))
     found: Json = runs[0][1] if not axes else sweep.document(axes, runs)
+    if record is not None and not axes:
+        found["replay"] = _compared(record, document, file, found if changes else None)
     _write(found, plot_file, html_file)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
-        click.echo("\n".join(sweep.text(found) if axes else report.text(found)))
+        lines = sweep.text(found) if axes else report.text(found)
+        click.echo("\n".join([*lines, *(replay.text(found["replay"]) if "replay" in found else ())]))
     return 0
+
+
+def _document(file: str | None, record: Record | None) -> tuple[dict[str, Any], str]:
+    """The scenario, and where it stands."""
+    if record is None:
+        if file is None:
+            raise click.UsageError("Name a SCENARIO, or a record with --from.")
+        return scenario.load_document(file), file
+    if file is None:
+        return replay.with_record(replay.document_of(record), record), record.file
+    return replay.with_record(scenario.load_document(file), record), file
+
+
+def _compared(record: Record, document: dict[str, Any], file: str, changed: Json | None) -> Json:
+    """How the record's own scenario compares with it; beside it, where something is changed, what would have been."""
+    own = scenario.parse(document, file)
+    told = files(own.spec, Paths())
+    plans = retrace(record, assemble(told.engine, told.live, own.machine.times, own.machine.capacity))
+    real, simulated = replay.measured(record), replay.predicted(report.document(run(own)))
+    compared: Json = {
+        "plans": asdict(plans),
+        "recorded": real,
+        "simulated": simulated,
+        "error_percent": replay.error_percent(real, simulated),
+    }
+    if changed is not None:
+        compared["changed"] = replay.predicted(changed)
+    return compared
 
 
 def _write(found: Json, plot_file: str | None, html_file: str | None) -> None:

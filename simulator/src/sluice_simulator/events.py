@@ -9,6 +9,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
+_LAST = 1 << 60
+
 
 class Timer:
     """Something that is to happen; cancelling it costs nothing until its time comes."""
@@ -36,6 +38,12 @@ class Events:
         assert time_us >= self.now_us, "nothing happens in the past"
         timer = Timer(action)
         heappush(self._heap, (time_us, next(self._order), timer))
+        return timer
+
+    def last_at(self, time_us: int, action: Callable[[], None]) -> Timer:
+        """Have something happen after all else that falls on that time, whenever it is asked for."""
+        timer = Timer(action)
+        heappush(self._heap, (time_us, _LAST + next(self._order), timer))
         return timer
 
     def after(self, delay_us: int, action: Callable[[], None]) -> Timer:

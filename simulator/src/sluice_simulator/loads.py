@@ -8,13 +8,15 @@ from pathlib import Path
 from sluice_simulator.clients import ClientConfig, Retries
 from sluice_simulator.fields import Fields
 from sluice_simulator.lengths import Lengths, read_lengths
+from sluice_simulator.record import read_record
+from sluice_simulator.recorded import Recorded
 from sluice_simulator.traces import FORMATS, read_trace
 from sluice_simulator.workload import Bursts, ClosedLoop, Poisson, Replay, Shape, Source
 
 CLASSES = ("critical", "interactive", "standard", "batch", "background")
 """From the most urgent; a class's base priority is twice its index."""
 
-_KINDS = ("poisson", "bursts", "closedLoop", "trace")
+_KINDS = ("poisson", "bursts", "closedLoop", "trace", "record")
 _MOST_PER_SECOND = 100_000
 _MOST_CLIENTS = 100_000
 
@@ -67,6 +69,10 @@ def _read_source(fields: Fields, room: Room, folder: Path, max_tokens: int | Non
         raise fields.problem("arrivals", f"must name exactly one of {', '.join(_KINDS)}")
     if kinds[0] == "trace":
         source: Source | ClosedLoop = _read_replay(arrivals.section("trace"), room, folder, max_tokens)
+    elif kinds[0] == "record":
+        recorded = arrivals.section("record")
+        source = Recorded(read_record(folder / recorded.text("file")))
+        recorded.end()
     else:
         shape = _read_shape(fields, room, max_tokens)
         one = arrivals.section(kinds[0])

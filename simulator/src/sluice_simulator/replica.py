@@ -199,10 +199,10 @@ class Replica:
             sampling=self._executor.expect(
                 request_id, arrival.prompt_tokens, arrival.output_tokens, arrival.max_tokens
             ),
-            arrival_us=now_us,
+            arrival_us=now_us - arrival.waited_us,
             gate_id=call.request_id,
-            priority=sender.priority,
-            tenant=sender.tenant,
+            priority=sender.priority if arrival.priority is None else arrival.priority,
+            tenant=sender.tenant if arrival.tenant is None else arrival.tenant,
             first_token_deadline_us=_after(call.times.arrived_us, config.first_token_deadline_us),
             finish_deadline_us=_after(call.times.arrived_us, config.deadline_us),
         )
@@ -216,7 +216,7 @@ class Replica:
         if self._busy_until_us is None:
             self._busy_until_us = self._events.now_us
             # What comes in the same instant goes into the same step.
-            self._events.at(self._events.now_us, self._turn)
+            self._events.last_at(self._events.now_us, self._turn)
 
     def _add(self, call: Call, request: Request, loop: EngineLoop) -> Emissions:
         problem = loop.add(request)

@@ -24,8 +24,9 @@ from sluice_operator.spec import ServiceSpec
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.fields import Fields
 from sluice_simulator.loads import Load, Room, read_load
+from sluice_simulator.record import read_record
 from sluice_simulator.router import POLICIES, Policy
-from sluice_simulator.workload import ClosedLoop, Replay
+from sluice_simulator.workload import ClosedLoop
 
 KEYS = ("name", "seed", "duration", "warmup", "service", "machine", "router", "gate", "promptBytesPerToken", "loads")
 _DEFAULT_POOL_TOKENS = 262_144
@@ -77,7 +78,8 @@ class Scenario:
         """When the last request may arrive."""
         if self.duration_us is not None:
             return self.duration_us
-        return max(1, *(load.source.last_us + 1 for load in self.loads if isinstance(load.source, Replay)))
+        ends = [load.source.last_us for load in self.loads if not isinstance(load.source, ClosedLoop)]
+        return max(1, *(end_us + 1 for end_us in ends if end_us is not None))
 
 
 def load_document(path: str) -> dict[str, Any]:
@@ -136,7 +138,9 @@ def parse(document: dict[str, Any], path: str) -> Scenario:
     names = [load.name for load in loads]
     if twice := next((one for one in names if names.count(one) > 1), None):
         raise fields.problem("loads", f"two are named {twice}: each needs a name of its own")
-    if duration_us is None and not all(isinstance(load.source, Replay) for load in loads):
+    if duration_us is None and any(
+        isinstance(load.source, ClosedLoop) or load.source.last_us is None for load in loads
+    ):
         kinds = "closed loop" if any(isinstance(load.source, ClosedLoop) for load in loads) else "stream"
         raise fields.problem("duration", f"is missing: a {kinds} has no end of its own")
     scenario = Scenario(
@@ -274,6 +278,13 @@ def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
             raise InvalidInput(file, "", error.problems[0]) from error
         return table, f"measured: {table.measured_on or file}"
     section.take("table")
+    if section.has("record"):
+        record = read_record(folder / section.text("record"))
+        section.end()
+        if record.table is None:
+            raise InvalidInput(record.file, "table", "is missing: the record has no step times")
+        return record.table, f"measured: {record.table.measured_on or record.file}"
+    section.take("record")
     plan = PlanningProfile()
     profile = PlanningProfile(
         fixed_us=section.duration_us("fixed", plan.fixed_us, most_us=60_000_000),

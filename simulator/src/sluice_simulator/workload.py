@@ -47,6 +47,14 @@ class Arrival:
     content: Content = Content()
     key: str = ""
     """Its name in the record that it comes from."""
+    waited_us: int = 0
+    """It had come this long before: a record's times are those at which the engine took requests in."""
+    priority: int | None = None
+    """None: its load's."""
+    tenant: str | None = None
+    """None: its load's."""
+    leaves_us: int | None = None
+    """When its client leaves, whatever has come by then."""
 
 
 def prompt_of(arrival: Arrival, number: int) -> list[int]:
@@ -90,6 +98,11 @@ class Source(Protocol):
         """Requests in order of time, before `until_us`."""
         ...
 
+    @property
+    def last_us(self) -> int | None:
+        """When the last one comes, at most; None: it has no end of its own."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Poisson:
@@ -97,6 +110,11 @@ class Poisson:
 
     per_second: float
     shape: Shape
+
+    @property
+    def last_us(self) -> int | None:
+        """It has no end of its own."""
+        return None
 
     def arrivals(self, source: random.Random, until_us: int | None) -> Iterator[Arrival]:
         """Requests in order of time."""
@@ -117,6 +135,11 @@ class Bursts:
     every_us: int
     lasting_us: int
     shape: Shape
+
+    @property
+    def last_us(self) -> int | None:
+        """It has no end of its own."""
+        return None
 
     def arrivals(self, source: random.Random, until_us: int | None) -> Iterator[Arrival]:
         """Requests in order of time."""

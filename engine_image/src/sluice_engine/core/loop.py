@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from sluice_engine.core.emissions import Emission, Emissions
+from sluice_engine.core.ended import ENDED_KEPT, EndedRequest, ended_request
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.scheduler import Scheduler
@@ -99,6 +100,8 @@ class EngineLoop:
         """Time of steps outside the runner: planning, settling, recording."""
         self.failed_steps_total = 0
         self.finished: deque[FinishedState] = deque(maxlen=FINISHED_KEPT)
+        self.ended: deque[EndedRequest] = deque(maxlen=ENDED_KEPT)
+        """What it takes to replay the lately ended."""
         self.last_plan: StepPlan | None = None
         """The plan that was made last, empty or not."""
         self.last_settled: StepPlan | None = None
@@ -116,6 +119,7 @@ class EngineLoop:
 
     def add(self, request: Request) -> str | None:
         """Queue a request; a sentence when it can never fit, and then it is not queued."""
+        request.queued_us, request.queued_step = self.clock(), self.scheduler.step
         return self.scheduler.add(request)
 
     def abort(self, request_id: str, outcome: Outcome = Outcome.ABORTED, error: str | None = None) -> Emissions:
@@ -217,6 +221,7 @@ class EngineLoop:
 
     def _note_end(self, request: Request) -> None:
         assert request.outcome is not None
+        self.ended.append(ended_request(request, self.clock(), self.scheduler.step))
         self.finished.append(
             FinishedState(
                 id=request.gate_id or request.id,

@@ -132,8 +132,14 @@ class Request:
     outcome: Outcome | None = None
     error: str | None = None
     """Why it failed, for a person; set with `Outcome.FAILED`."""
+    queued_us: int = -1
+    """When the loop took it in: later than its arrival by tokenization and the step that ran."""
+    queued_step: int = -1
+    """Number of the last step that was planned before the loop took it in."""
     scheduled_us: int = -1
     """When it first ran."""
+    first_token_us: int = -1
+    """When its first token was settled."""
     last_token_us: int = -1
     """When its last token was settled, kept here while it has no slot."""
     num_overtaken: int = 0

@@ -120,6 +120,8 @@ class Settlement:
                     request.tokens.append(token_id)
                     last_us = self._rows.last_token_us[request.slot]
                     gap_us = now_us - int(last_us) if request.num_output > 1 else None
+                    if gap_us is None:
+                        request.first_token_us = now_us
                     self._rows.last_token_us[request.slot] = now_us
                     emissions.append(self._told(request, token_id, result.logprobs.get(row), gap_us))
             else:

@@ -1,0 +1,158 @@
+"""`sluice record`: watches a running pod, and writes down what `sluice simulate --from` needs.
+
+Owns the polling of an admin port and the merging of what it says: the rings there are bounded, so a long record is made
+of many looks. Knows nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sluice_engine import codec
+from sluice_engine.core.steptime import StepTable
+from sluice_engine.errors import EngineError
+from sluice_operator import manifest
+from sluice_operator.errors import InvalidManifest
+from sluice_operator.units import parse_duration_us
+from sluice_simulator.errors import InvalidInput
+from sluice_simulator.record import SCHEMA
+
+_TABLES = Path("~/.cache/sluice/step-times")
+"""Where `sluice run` keeps what it measured."""
+_MOST_STEPS = 4096
+_LOOK_EVERY_S = 1.0
+_TIMEOUT_S = 20.0
+
+
+class Watch:
+    """All that an admin port has said so far."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._requests: dict[str, dict[str, Any]] = {}
+
+    def look(self, url: str) -> None:
+        """Take in what is new.
+
+        Raises:
+            InvalidInput: nobody answers there, or it is no admin port.
+        """
+        self.state = fetch(f"{url}/state")
+        engine = self.state.get("engine") or {}
+        last = max(self._steps, default=0)
+        # Steps go on while we look: a few more than there were, and no more than the ring holds.
+        count = min(_MOST_STEPS, max(1, engine.get("step", 0) - last + 64)) if last else _MOST_STEPS
+        answer = fetch(f"{url}/steps?last={count}")
+        self._steps |= {step["step"]: step for step in answer.get("steps", [])}
+        self._requests |= {request["request_id"]: request for request in answer.get("requests", [])}
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in the engine when it was looked at last."""
+        engine = self.state.get("engine") or {}
+        return int(engine.get("running_requests", 0)) + int(engine.get("waiting_requests", 0))
+
+    def document(self, service: dict[str, Any] | None, table: StepTable | None) -> dict[str, Any]:
+        """The record."""
+        return {
+            "schema": SCHEMA,
+            "service": service,
+            "table": codec.encode(table),
+            "state": self.state,
+            "steps": [self._steps[number] for number in sorted(self._steps)],
+            "requests": sorted(self._requests.values(), key=lambda one: one["queued_us"]),
+        }
+
+
+@click.command()
+@click.argument("url", metavar="URL")
+@click.option("--service", "service_file", metavar="FILE", help="The InferenceService that runs there.")
+@click.option(
+    "--table", "table_file", metavar="FILE", help="Its step times; left out, looked for where `run` keeps them."
+)
+@click.option("--for", "duration", metavar="DURATION", default="60s", show_default=True, help="How long to watch.")
+@click.option("--output", "-o", "output", metavar="FILE", required=True, help="Where the record goes.")
+def record(url: str, service_file: str | None, table_file: str | None, duration: str, output: str) -> int:
+    """Watch a pod and write down what a replay needs.
+
+    URL is a pod's admin port, such as http://127.0.0.1:9090. The best record begins and ends with an idle engine:
+    requests that are under way at either end cannot be replayed.
+
+    Exit codes: 0 written; 1 nothing ended while it watched; 2 wrong usage, or nobody answers there.
+    """
+    seconds = parse_duration_us(duration, "--for") / 1e6
+    service = None if service_file is None else _service(service_file)
+    watch = Watch()
+    ends = time.monotonic() + seconds
+    while True:
+        watch.look(url.rstrip("/"))
+        left = ends - time.monotonic()
+        if left <= 0:
+            break
+        time.sleep(min(_LOOK_EVERY_S, left))
+    document = watch.document(service, _table(watch, table_file))
+    try:
+        Path(output).write_text(json.dumps(document), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(output, "", f"cannot be written: {error.strerror}") from error
+    click.echo(f"{output}: {len(document['steps']):,} steps, {len(document['requests']):,} requests that ended")
+    if watch.in_flight:
+        click.echo(f"{watch.in_flight:,} are under way still, and are left out", err=True)
+    if document["table"] is None:
+        click.echo("no step times were found: a replay needs them from --table, or from a scenario", err=True)
+    return 0 if document["requests"] else 1
+
+
+def fetch(url: str) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        InvalidInput: nobody answers, or with something else.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidInput(url, "", "must begin with http:// or https://")
+    try:
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310  # the scheme was seen to
+            document = json.load(response)
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise InvalidInput(
+            url, "", f"does not answer as an admin port does: {' '.join(str(reason).split())}"
+        ) from error
+    if not isinstance(document, dict):
+        raise InvalidInput(url, "", "does not answer as an admin port does")
+    return document
+
+
+def _service(file: str) -> dict[str, Any]:
+    found = manifest.documents(file)
+    if len(found) > 1:
+        raise InvalidInput(file, "", f"holds {len(found)} InferenceServices: one is recorded")
+    manifest.check(found[0], file)
+    return found[0]
+
+
+def _table(watch: Watch, file: str | None) -> StepTable | None:
+    """The step times that the engine tells the digest of, or those of a file."""
+    if file is not None:
+        try:
+            return codec.from_json(StepTable, manifest.read_text(file), "table")
+        except (EngineError, InvalidManifest, ValueError, RecursionError) as error:
+            raise InvalidInput(file, "", f"is no step table: {error}") from error
+    wanted = (watch.state.get("engine") or {}).get("table_digest")
+    for path in sorted(_TABLES.expanduser().glob("*.json")):
+        try:
+            table = codec.from_json(StepTable, path.read_bytes(), "table")
+        except (EngineError, OSError, ValueError, RecursionError):
+            continue
+        if codec.digest(table) == wanted:
+            return table
+    return None
