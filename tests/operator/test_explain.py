@@ -12,7 +12,7 @@ from recorded_scene import STEP_US, chunk, decision, document, finished, lost, r
 from sluice_operator.cli import main
 from sluice_operator.records.life import Life
 from sluice_operator.records.retrace import life_of
-from sluice_operator.records.source import Records
+from sluice_operator.records.source import Records, records
 from sluice_operator.records.story import clock, span, tell
 
 A, B = "req-a/0", "req-b/0"
@@ -242,6 +242,31 @@ def test_without_the_gates_memory_the_engines_is_told() -> None:
 
     assert lines[1] == "The gate has forgotten it, so what was decided at the door is not known."
     assert "Its first token came of step 1, after 100 ms." in lines
+
+
+def test_a_record_without_the_gates_decisions_tells_the_wait_and_the_end() -> None:
+    ended = {
+        "request_id": A,
+        "outcome": "stop",
+        "prompt_tokens": 30,
+        "output_tokens": 2,
+        "max_tokens": 9,
+        "priority": 4,
+        "tenant": "",
+        "arrival_us": 4 * STEP_US,
+        "queued_us": 4 * STEP_US,
+        "queued_step": 4,
+        "first_token_us": 6 * STEP_US,
+        "ended_us": 7 * STEP_US,
+        "ended_step": 6,
+    }
+    content = document(step(4, share(B, 50)), step(5, chunk(A, 0, 30, last=True)), step(6, share(A, 30)))
+
+    lines = tell(life(records({**content, "requests": [ended]}, "test")))
+
+    assert "In the engine's queue it waited 100 ms, while 1 step ran." in lines
+    assert "Its first token came of step 5, after 200 ms." in lines
+    assert "The model ended it, after 2 output tokens." in lines
 
 
 def test_nobody_knows_a_stranger() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recorded_scene import STEP_US, chunk, decision, document, lost, recorded, share, state, step
@@ -199,6 +199,7 @@ def test_without_a_state_the_free_blocks_are_counted() -> None:
     assert [event["args"] for event in events if event["name"] == "KV blocks"] == [{"free": 80}]
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

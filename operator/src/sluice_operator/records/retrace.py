@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sluice_engine.config import SLOConfig
+from sluice_engine.core.ended import EndedRequest
 from sluice_engine.core.state import FinishedState, RequestState
 from sluice_operator.records.life import ChoiceLife, Chunk, ChunkReason, Gaps, Life, Suspension, Wait
 from sluice_operator.records.source import Records
@@ -18,7 +19,7 @@ from sluice_operator.records.steps import Preempted, Share, Step
 from sluice_sidecar.measure import percentile
 
 # Neighbours that are named; the rest is a number.
-MOST_NEIGHBOURS = 5
+MOST_NEIGHBOURS = 3
 
 
 def life_of(records: Records, name: str) -> Life | None:
@@ -51,6 +52,7 @@ def _choice_ids(records: Records, call_id: str) -> list[str]:
     found |= {request_id for step in records.steps for request_id in (*step.held_back, *step.expired)}
     found = {request_id for request_id in found if request_id.partition("/")[0] == call_id}
     found |= {f"{one.id}/{one.choice}" for one in _stated(records) if one.id == call_id}
+    found |= {one.request_id for one in records.ended if one.request_id.partition("/")[0] == call_id}
     return sorted(found, key=_index)
 
 
@@ -59,14 +61,21 @@ def _index(request_id: str) -> int:
     return int(index) if index.isdecimal() else 0
 
 
+def _state_of(records: Records, request_id: str) -> RequestState | FinishedState | EndedRequest | None:
+    """What is said of a choice last."""
+    ended = next((one for one in records.ended if one.request_id == request_id), None)
+    return ended or next((one for one in _stated(records) if f"{one.id}/{one.choice}" == request_id), None)
+
+
 def _stated(records: Records) -> Iterable[RequestState | FinishedState]:
     engine = None if records.state is None else records.state.engine
     return () if engine is None else (*engine.finished, *engine.requests)
 
 
 def _choice(records: Records, request_id: str, admitted_us: int | None, promise: SLOConfig | None) -> ChoiceLife:
-    stated = [one for one in _stated(records) if f"{one.id}/{one.choice}" == request_id]
-    state = stated[-1] if stated else None
+    state = _state_of(records, request_id)
+    if admitted_us is None and isinstance(state, EndedRequest):
+        admitted_us = state.arrival_us
     ran = [(step, share) for step in records.steps if (share := step.share_of(request_id)) is not None]
     lost = [(step, one) for step in records.steps for one in step.preempted if one.request_id == request_id]
     chunks, tokens = _split(ran, lost)
@@ -105,7 +114,7 @@ def _is_cut(steps: Sequence[Step], ran: Sequence[tuple[Step, Share]], admitted_u
     return ran[0][0] is steps[0] if admitted_us is None else admitted_us < steps[0].begin_us
 
 
-def _status(state: RequestState | FinishedState | None, request_id: str, steps: Sequence[Step]) -> str:
+def _status(state: RequestState | FinishedState | EndedRequest | None, request_id: str, steps: Sequence[Step]) -> str:
     if isinstance(state, RequestState):
         return state.status
     if state is not None:

@@ -1,7 +1,7 @@
 """Where records come from: the admin port of a running gate, or a file that holds what one said.
 
 Owns the HTTP client, the bounds on what is read, and the one line about what is wrong with it. A file is a JSON object
-with `steps` as `/steps` gives them and, where they are there, `state` and `decisions`.
+with `steps` and `requests` as `/steps` gives them and, where they are there, `state` and `decisions`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from sluice_engine import codec
+from sluice_engine.core.ended import EndedRequest
 from sluice_engine.core.state import is_readable
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidRecords, InvalidSettings, Unreachable
@@ -40,6 +41,8 @@ class Records:
     steps: list[Step]
     state: GateState | None = None
     decisions: tuple[Decision, ...] = ()
+    ended: tuple[EndedRequest, ...] = ()
+    """Choices that have ended."""
     now_us: int | None = None
     """When it said so, on its own clock."""
 
@@ -83,8 +86,9 @@ async def _fetched(url: str) -> Records:
     async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
         state = await fetch_state(session, url)
         steps = await _get(session, url, f"/steps?last={MOST_STEPS}")
+        _member(steps, "steps")
         decisions = await _get(session, url, f"/decisions?last={MOST_DECISIONS}", missing_is_none=True)
-    return records({"steps": _member(steps, "steps"), "state": state, **(decisions or {})}, url)
+    return records({**steps, "state": state, **(decisions or {})}, url)
 
 
 async def fetch_state(session: aiohttp.ClientSession, url: str) -> GateState:
@@ -167,6 +171,10 @@ def records(document: Any, where: str) -> Records:  # noqa: ANN401  # parsed JSO
             decisions=tuple(
                 codec.decode(Decision, item, f"decisions[{index}]", ignore_unknown=True)
                 for index, item in enumerate(_member(document, "decisions") if "decisions" in document else ())
+            ),
+            ended=tuple(
+                codec.decode(EndedRequest, item, f"requests[{index}]", ignore_unknown=True)
+                for index, item in enumerate(_member(document, "requests") if "requests" in document else ())
             ),
             now_us=document.get("now_us"),
         )

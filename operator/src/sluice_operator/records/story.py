@@ -24,7 +24,7 @@ _HELD = {
 _CHUNK = {
     "rest": "all that was left of it",
     "token_budget": "the step's token budget was spent",
-    "own_share": "one request may take no more of one step",
+    "own_share": "as much of one request as a step may carry at that depth",
 }
 _OUTCOMES = {
     "stop": "The model ended it",
@@ -126,8 +126,8 @@ def _choice(choice: ChoiceLife, life: Life, origin_us: int) -> Iterator[str]:
     if choice.is_cut:
         yield f"The engine's records begin at step {life.oldest_step:,}: what was before is not known."
     waits = iter(choice.waits)
-    if life.decision is not None and (first := next(waits, None)) is not None:
-        yield from _queue(first)
+    if len(choice.waits) > len(choice.suspensions):
+        yield from _queue(next(waits))
     if choice.cached_tokens:
         yield f"{choice.cached_tokens:,} tokens of its prompt were in the prefix cache."
     yield from _prefill(choice, origin_us)
@@ -138,6 +138,8 @@ def _choice(choice: ChoiceLife, life: Life, origin_us: int) -> Iterator[str]:
     yield from _tokens(choice, life, origin_us)
     if choice.most_beside is not None:
         yield _beside(choice)
+    if life.decision is None and choice.status in _OUTCOMES:
+        yield f"{_OUTCOMES[choice.status]}, after {choice.output_tokens or 0:,} output tokens."
     if choice.status in {"running", "waiting"}:
         where = "runs" if choice.status == "running" else "waits in the engine"
         yield f"It still {where}, with {choice.output_tokens or 0:,} output tokens so far."
