@@ -22,12 +22,14 @@ from prometheus_client import CollectorRegistry
 from engine.scripted import SampledToken, ScriptedRunner, make_limits
 from engine.tiny_model import EOS, tiny_tokenizer
 from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost, StepCost
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.core.tuning import Tuning
 from sluice_engine.live_state import Identity
 from sluice_engine.metrics import register
 from sluice_engine.publication import LoadedEngine
@@ -127,15 +129,19 @@ def make_loaded(
 ) -> LoadedEngine:
     limits = make_limits(max_sequences=max_sequences, token_budget=64, block_tokens=BLOCK_TOKENS)
     scheduler = Scheduler(limits, BlockPool(num_blocks, BLOCK_TOKENS), PlanningProfile(), max_length_tokens=max_length)
-    return LoadedEngine(
-        loop=EngineLoop(scheduler, runner, clock),
-        tokenizer=TOKENIZER,
+    told = Derivation(
         derived=DerivedLimits(feasible=True, chunk_ceiling_tokens=64, token_budget=64, max_sequences=max_sequences),
+        limits=limits,
         step_cost=StepCost(fixed_us=1, decode_us=2, per_prefill_token_ns=3),
         prefill_cost=PrefillCost(per_token_ns=3, per_prior_pair_ps=4),
         decode_curve_us=((1, 10),),
-        table_digest="t",
+    )
+    return LoadedEngine(
+        loop=EngineLoop(scheduler, runner, clock),
+        tuning=Tuning(scheduler, told, lambda _percent: told),
+        tokenizer=TOKENIZER,
         vocab_size=TOKENIZER.vocab_size,
+        keep=lambda: None,
         close=lambda: None,
     )
 

@@ -39,6 +39,7 @@ log = logging.getLogger("sluice_engine")
 
 # The gate has drained before SIGTERM comes; what is left gets its error event within this.
 SHUTDOWN_S = 2.0
+KEEP_EVERY_S = 60.0
 # Twice what the gate lets through: a header is refused there, in its words.
 MAX_HEADER_BYTES = 32_768
 
@@ -141,19 +142,34 @@ async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | No
         return "SocketUnavailable", f"{path}: {error.strerror}"
     log.info("engine starting", extra={"socket": str(path), "model": identity.served_name, "boot_id": identity.boot_id})
     service.start()
+    keeping = asyncio.ensure_future(_keep_now_and_then(service))
     await _signal_or_end(service)
     failure = service.failure
     service.close()
+    keeping.cancel()
     await runner.cleanup()
     _remove(path)
     if service.thread_alive():
         await asyncio.wait({asyncio.ensure_future(service.ended())}, timeout=SHUTDOWN_S)
+    _keep(service)
     if failure is None and service.thread_alive():
         log.warning("step in flight cut off")
         logging.shutdown()
         os._exit(0)  # the interpreter's own way out would wait for the step
     log.info("engine ended")
     return failure
+
+
+async def _keep_now_and_then(service: EngineService) -> None:
+    """Keep what was learned of step times also where this process ends without warning."""
+    while True:
+        await asyncio.sleep(KEEP_EVERY_S)
+        await asyncio.to_thread(_keep, service)
+
+
+def _keep(service: EngineService) -> None:
+    if service.engine is not None:
+        service.engine.keep()
 
 
 def _remove(path: Path) -> None:

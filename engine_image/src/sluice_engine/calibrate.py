@@ -74,11 +74,11 @@ def calibrate(
     runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clock: Callable[[], int]
 ) -> tuple[StepTable, Capacity]:
     """The step-time table of this engine, and the capacity that limits may rest on."""
-    path = _kept_path(runner, config, live)
+    path = kept_path(runner, config, live)
     table = _kept(runner, path)
     if table is None:
         table = _measure(runner, config, live, clock)
-        _keep(table, path)
+        keep(table, path)
     return table, Capacity(
         num_blocks=runner.num_blocks,
         block_tokens=runner.block_tokens,
@@ -108,7 +108,8 @@ def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clo
         spent = clock() - started
         if rounds >= MIN_ROUNDS and spent + spent // rounds > BUDGET_US:
             break
-    medians = {cell: round(statistics.median(times)) for cell, times in samples.items()}
+    # Whatever else the machine did made a step longer, never shorter: of two, the shorter is nearer to the truth.
+    medians = {cell: statistics.median_low(times) for cell, times in samples.items()}
     # A step of nothing is never run: its cell is where the lines through the smallest measured steps meet.
     medians[0, 0, 0, 0] = _empty_step(medians, decode_axis, prefill_axis)
     log.info(
@@ -238,7 +239,8 @@ def _empty_step(medians: dict[_Cell, int], decode_axis: tuple[int, ...], prefill
     return max(0, min(by_prefill, low, medians[decode_axis[1], 0, 0, 0]))
 
 
-def _kept_path(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig) -> Path:
+def kept_path(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig) -> Path:
+    """Where the table of this engine on this machine is kept."""
     key = (
         _FORMAT,
         runner.description,
@@ -280,7 +282,7 @@ def _checked(table: StepTable, longest_tokens: int) -> tuple[_Cell, ...]:
     return (1, 0, 0, 0), (decodes, 0, 0, 0), (decodes, prefill[len(prefill) // 2], 0, 0), (0, prefill[-1], 0, 0), deep
 
 
-def _keep(table: StepTable, path: Path) -> None:
+def keep(table: StepTable, path: Path) -> None:
     """Keep the table for the next start; a folder that is not there or not writable costs nothing but that."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

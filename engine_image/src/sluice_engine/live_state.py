@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
-from sluice_engine.codec import encode
+from sluice_engine.codec import digest, encode
 from sluice_engine.core.state import SCHEMA_VERSION, EngineState
+from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.service import EngineService
 
 
@@ -23,6 +25,8 @@ class Identity:
 def engine_state(service: EngineService, identity: Identity) -> EngineState:
     """The whole document, as of now."""
     engine, published = service.engine, service.publication
+    told = engine.tuning.current if engine is not None else None
+    table = engine.tuning.table if engine is not None else None
     return EngineState(
         schema_version=SCHEMA_VERSION,
         boot_id=identity.boot_id,
@@ -40,17 +44,38 @@ def engine_state(service: EngineService, identity: Identity) -> EngineState:
         waiting_requests=published.waiting_requests if published is not None else 0,
         waiting_tokens=published.waiting_tokens if published is not None else 0,
         preemptions_total=published.preemptions_total if published is not None else 0,
-        derived=engine.derived if engine is not None else None,
-        step_cost=engine.step_cost if engine is not None else None,
-        prefill_cost=engine.prefill_cost if engine is not None else None,
-        decode_curve_us=engine.decode_curve_us if engine is not None else (),
-        table_digest=engine.table_digest if engine is not None else "",
+        derived=told.derived if told is not None else None,
+        step_cost=told.step_cost if told is not None else None,
+        prefill_cost=told.prefill_cost if told is not None else None,
+        decode_curve_us=told.decode_curve_us if told is not None else (),
+        table_digest=_digest(table) if table is not None else "",
         engine_config_hash=identity.engine_config_hash,
         live_config_hash=identity.live_config_hash,
         loading=service.progress,
         requests=published.requests if published is not None else (),
         finished=published.finished if published is not None else (),
     )
+
+
+def step_table(service: EngineService) -> dict[str, Any] | None:
+    """`/step-table`: the table as it is now, and c(b) in a full cache by it; None before there is one."""
+    engine = service.engine
+    table = engine.tuning.table if engine is not None else None
+    if engine is None or table is None:
+        return None
+    promise_us = engine.tuning.current.limits.ceiling.promise_us
+    # One of its own: the engine's belongs to its thread.
+    ceiling = ChunkCeiling(table, promise_us, search_up_to_tokens=table.prefill_axis[-1])
+    return {
+        "promise_us": promise_us,
+        "ceiling_tokens": {str(b): ceiling(b, table.context_axis[-1]) for b in table.decode_axis if b},
+        "table": encode(table),
+    }
+
+
+@functools.lru_cache(maxsize=2)
+def _digest(table: StepTable) -> str:
+    return digest(table)
 
 
 def last_steps(service: EngineService, count: int) -> dict[str, Any]:

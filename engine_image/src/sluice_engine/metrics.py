@@ -64,7 +64,7 @@ def _loading(progress: LoadingProgress) -> Iterator[Metric]:
 
 
 def _limits(engine: LoadedEngine) -> Iterator[Metric]:
-    derived = engine.derived
+    derived = engine.tuning.current.derived
     yield _gauge("slo_feasible", "1 when the promise can be kept by the measured step times.", float(derived.feasible))
     yield _gauge("prefill_chunk_ceiling_tokens", "Most prefill tokens beside decodes.", derived.chunk_ceiling_tokens)
     yield _gauge("token_budget_tokens", "Most tokens of one step.", derived.token_budget)

@@ -7,15 +7,8 @@ from dataclasses import dataclass
 
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import RequestStatus
-from sluice_engine.core.state import (
-    DerivedLimits,
-    FinishedState,
-    PoolState,
-    PrefillCost,
-    RequestState,
-    StepCost,
-    request_state,
-)
+from sluice_engine.core.state import FinishedState, PoolState, RequestState, request_state
+from sluice_engine.core.tuning import Tuning
 from sluice_engine.counters import Counters, CountersCopy
 from sluice_engine.tokenizer import Tokenizer
 
@@ -26,14 +19,12 @@ class LoadedEngine:
 
     loop: EngineLoop
     tokenizer: Tokenizer
-    derived: DerivedLimits
-    step_cost: StepCost
-    prefill_cost: PrefillCost
-    decode_curve_us: tuple[tuple[int, int], ...]
-    """(decode batch, µs of a step that only decodes)."""
-    table_digest: str
+    tuning: Tuning
+    """What it says of itself."""
     vocab_size: int
     """The model's: token ids of a prompt are below this."""
+    keep: Callable[[], None]
+    """Writes what was learned of step times for the next start; any thread may call it, one at a time."""
     close: Callable[[], None]
     """Frees the device."""
 

@@ -34,7 +34,7 @@ from sluice_engine.errors import (
     RequestError,
 )
 from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, completion_prompts, requests_of
-from sluice_engine.live_state import Identity, engine_state, last_steps
+from sluice_engine.live_state import Identity, engine_state, last_steps, step_table
 from sluice_engine.protocol.body import parse_object
 from sluice_engine.protocol.chat import ChatReply, parse_chat, parse_messages
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
@@ -99,6 +99,7 @@ class EngineServer:
                 web.get("/metrics", self.metrics),
                 web.get("/state", self.state),
                 web.get("/steps", self.steps),
+                web.get("/step-table", self.step_table),
             ]
         )
         app.on_cleanup.append(self._cleanup)
@@ -254,6 +255,13 @@ class EngineServer:
     async def state(self, _http: web.Request) -> web.StreamResponse:
         """`/state`: `EngineState`, also while a step or the start runs."""
         return _json(encode(engine_state(self._service, self._identity)))
+
+    async def step_table(self, _: web.Request) -> web.StreamResponse:
+        """`/step-table`: what steps cost here, as learned by now."""
+        table = step_table(self._service)
+        if table is None:
+            raise EngineNotReady("the engine has measured no step times yet")
+        return _json(table)
 
     async def steps(self, http: web.Request) -> web.StreamResponse:
         """`/steps?last=N`: the last step records, and who ended meanwhile."""

@@ -9,13 +9,14 @@ import dataclasses
 import gc
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
-from sluice_engine.calibrate import calibrate
-from sluice_engine.codec import digest
+from sluice_engine.calibrate import calibrate, keep, kept_path
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.state import LoadingProgress
+from sluice_engine.core.tuning import Tuning
 from sluice_engine.executor import ThreadExecutor
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.runner import TorchRunner
@@ -41,23 +42,36 @@ def load_engine(
     progress(LoadingProgress(stage="step_table"))
     table, capacity = calibrate(runner, config, live, clock)
     core = assemble(config, live, table, capacity)
-    if not core.derived.feasible:
-        log.warning("promise infeasible", extra={"reason": core.derived.reason})
+    derived = core.tuning.current.derived
+    if not derived.feasible:
+        log.warning("promise infeasible", extra={"reason": derived.reason})
     executor = ThreadExecutor(runner) if core.scheduler.depth else None
     # What a start leaves lives as long as the process: the collector need not walk it again and again.
     gc.collect()
     gc.freeze()
     return LoadedEngine(
-        loop=EngineLoop(core.scheduler, runner, clock, executor=executor),
+        loop=EngineLoop(core.scheduler, runner, clock, executor=executor, tuning=core.tuning),
+        tuning=core.tuning,
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
-        derived=core.derived,
-        step_cost=core.step_cost,
-        prefill_cost=core.prefill_cost,
-        decode_curve_us=core.decode_curve_us,
-        table_digest=digest(table),
         vocab_size=runner.vocab_size,
+        keep=_Keeper(core.tuning, kept_path(runner, config, live)),
         close=lambda: _close(executor, runner),
     )
+
+
+class _Keeper:
+    """Writes the step table, if it has changed since."""
+
+    def __init__(self, tuning: Tuning, path: Path) -> None:
+        self._tuning = tuning
+        self._path = path
+        self._kept = tuning.table
+
+    def __call__(self) -> None:
+        table = self._tuning.table
+        if table is not None and table is not self._kept:
+            keep(table, self._path)
+            self._kept = table
 
 
 def _close(executor: ThreadExecutor | None, runner: TorchRunner) -> None:

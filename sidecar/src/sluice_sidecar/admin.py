@@ -17,7 +17,7 @@ from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.server import Gate
 from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
 
-_STEPS_TIMEOUT_S = 5.0
+_ENGINE_TIMEOUT_S = 5.0
 # Both rings, and as many that are inside.
 MAX_DECISIONS_SHOWN = 4096
 
@@ -36,7 +36,8 @@ class Admin:
             "/livez": self._livez,
             "/metrics": self._metrics,
             "/state": self._state,
-            "/steps": self._steps,
+            "/steps": self._of_engine,
+            "/step-table": self._of_engine,
             "/decisions": self._decisions,
             "/engine/startupz": self._startupz,
             "/engine/livez": self._engine_livez,
@@ -93,10 +94,10 @@ class Admin:
     async def _state(self, _: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text=codec.to_json(self.state()), content_type="application/json")
 
-    async def _steps(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _of_engine(self, request: web.BaseRequest) -> web.StreamResponse:
         try:
             async with (
-                asyncio.timeout(_STEPS_TIMEOUT_S),
+                asyncio.timeout(_ENGINE_TIMEOUT_S),
                 self._gate.engine.request("GET", request.rel_url.raw_path_qs) as upstream,
             ):
                 return web.Response(

@@ -65,7 +65,7 @@ class Replica:
     ) -> None:
         self.name = name
         self.gate = gate
-        self.loop = EngineLoop(assembled.scheduler, executor, executor.clock)
+        self.loop = EngineLoop(assembled.scheduler, executor, executor.clock, tuning=assembled.tuning)
         self._assembled = assembled
         self._executor = executor
         executor.on_step = self._on_step
@@ -91,7 +91,7 @@ class Replica:
     @property
     def derived(self) -> DerivedLimits:
         """What the engine derived from the promise."""
-        return self._assembled.derived
+        return self._assembled.tuning.current.derived
 
     @property
     def idle(self) -> bool:
@@ -367,7 +367,7 @@ class Replica:
 
     def _state(self) -> EngineState:
         self._seq += 1
-        scheduler, assembled = self.loop.scheduler, self._assembled
+        scheduler, told = self.loop.scheduler, self._assembled.tuning.current
         requests = tuple(map(request_state, scheduler.requests.values()))
         return EngineState(
             schema_version=SCHEMA_VERSION,
@@ -384,10 +384,10 @@ class Replica:
             running_requests=scheduler.rows.num_running,
             waiting_requests=len(scheduler.waiting),
             preemptions_total=scheduler.preemptions_total,
-            derived=assembled.derived,
-            step_cost=assembled.step_cost,
-            prefill_cost=assembled.prefill_cost,
-            decode_curve_us=assembled.decode_curve_us,
+            derived=told.derived,
+            step_cost=told.step_cost,
+            prefill_cost=told.prefill_cost,
+            decode_curve_us=told.decode_curve_us,
             requests=requests,
             finished=tuple(self.loop.finished),
         )

@@ -96,7 +96,7 @@ class _World:
         return Replica(
             f"replica-{number}",
             assembled,
-            Executor(durations, assembled.derived.max_sequences),
+            Executor(durations, assembled.scheduler.rows.num_slots),
             self.events,
             self.tally,
             gate,

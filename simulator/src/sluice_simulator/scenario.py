@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice_engine import codec
 from sluice_engine.core.derive import Capacity
 from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
+from sluice_engine.table_file import read_step_table
 from sluice_operator import manifest, plain_yaml
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.spec import ServiceSpec
@@ -271,7 +271,7 @@ def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
         file = str(folder / section.text("table"))
         section.end()
         try:
-            table = codec.from_json(StepTable, manifest.read_text(file), "table")
+            table = read_step_table(manifest.read_text(file))
         except (EngineError, ValueError, RecursionError) as error:
             raise InvalidInput(file, "", f"is no step table: {error}") from error
         except InvalidManifest as error:

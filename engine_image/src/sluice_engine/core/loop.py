@@ -19,6 +19,7 @@ from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import FinishedState
 from sluice_engine.core.trace import StepTrace
+from sluice_engine.core.tuning import Tuning
 
 # A device that is gone fails every step: three in a row without one success is not a request's fault.
 MAX_CONSECUTIVE_FAILURES = 3
@@ -86,8 +87,12 @@ class EngineLoop:
         clock: Callable[[], int],
         trace: StepTrace | None = None,
         executor: Executor | None = None,
+        tuning: Tuning | None = None,
     ) -> None:
-        """`executor`: computes the runner's steps elsewhere; without one they are computed here, in turn."""
+        """`executor`: computes the runner's steps elsewhere; without one they are computed here, in turn.
+
+        `tuning`: learns from what each step took; without it the limits stay as they are.
+        """
         self.scheduler = scheduler
         self.runner = runner
         self.clock = clock
@@ -107,6 +112,7 @@ class EngineLoop:
         self.last_settled: StepPlan | None = None
         """The plan whose result came last."""
         self.last_real_us = 0
+        self._tuning = tuning
         self._executor = executor if executor is not None else InTurn(runner)
         self._in_flight: deque[tuple[StepPlan, int]] = deque()
         self._last_ended_us = 0
@@ -196,6 +202,8 @@ class EngineLoop:
         self._failures_in_a_row = 0
         self.last_settled, self.last_real_us = plan, ended - started
         self.trace.append(plan, started, ended - started)
+        if self._tuning is not None:
+            self._tuning.settled(plan, ended - started, ended)
         self.runner_us_total += ended - started
         self.host_us_total += self.clock() - ended
         return emissions

@@ -65,7 +65,7 @@ class _DrainFirst(Exception):
 class Scheduler:
     """Continuous batching: the batch is formed anew in every step."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # the parts it plans with, each with an owner of its own
         self,
         limits: StepLimits,
         pool: BlockPool,
@@ -75,8 +75,11 @@ class Scheduler:
         policies: Policies | None = None,
         prefix: PrefixCache | None = None,
         depth: int = 0,
+        num_slots: int | None = None,
     ) -> None:
-        """`policies`: who goes first, who gives way; the program's own defaults without.
+        """`limits` may be replaced between steps; `num_slots`: the most requests that they may ever let run.
+
+        `policies`: who goes first, who gives way; the program's own defaults without.
 
         `depth`: steps that may be in flight while the next is planned.
         """
@@ -99,13 +102,13 @@ class Scheduler:
         )
         self._meter = meter_for(self.policies, self.waiting)
         """None where nothing is shared out by what was used."""
-        self.rows = Rows(limits.max_sequences)
+        self.rows = Rows(num_slots if num_slots is not None else limits.max_sequences)
         self.window = Window()
         self.step = 0
         """Steps planned so far: the number of the last one."""
         self.preemptions_total = 0
         self.recomputed_tokens_total = 0
-        self._held = Budgets({"requests": limits.max_sequences})
+        self._held = Budgets({"requests": self.rows.num_slots})
         self._prefilling: list[Request] = []
         """Running requests with more to compute than one token, by first arrival."""
         self._table_changes: list[TableChange] = []
@@ -348,7 +351,7 @@ class Scheduler:
             if self.pool.num_free < self._latched_for + self.rows.num_running:
                 return "entry_latched"
             self._latched_for = None
-        if self._held.lacking(LASTING_NEEDS):
+        if self.rows.num_running >= self.limits.max_sequences or self._held.lacking(LASTING_NEEDS):
             return "no_free_slots"
         if min(step.budgets.left("tokens"), step.budgets.left("prefill_tokens")) <= 0:
             return "budget_exhausted"

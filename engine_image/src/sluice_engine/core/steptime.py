@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 # Planning price of computing a preempted request's state again: 0.06 ms per token. It is not the prefill price of a
 # step (0.035 ms): it stands for the founding text's example of 4,000 tokens at 240 ms. Never mix the two.
@@ -27,6 +27,11 @@ DEFAULT_TAIL_RATIO = 1.15
 
 class StepTimes(Protocol):
     """Answers of a step-time source."""
+
+    @property
+    def revision(self) -> int:
+        """Raised whenever answers change: what was computed from older ones is out of date."""
+        ...
 
     def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
         """Median cost of a step."""
@@ -44,6 +49,7 @@ class PlanningProfile:
     Source: the founding text, "Deriving a chunk ceiling from the ITL budget".
     """
 
+    revision: ClassVar[int] = 0
     fixed_us: int = 20_000
     per_prefill_token_ns: int = 35_000
     decode_us: int = 10_000
@@ -59,6 +65,14 @@ class PlanningProfile:
         return self.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
 
 
+class Corner(NamedTuple):
+    """A measured point that an interpolation rests on."""
+
+    cell: int
+    weight: float
+    """Of all corners of one answer: 1 in sum."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
     """Medians measured on a grid of decode batch × prefill tokens × context tokens, with linear interpolation.
@@ -69,6 +83,7 @@ class StepTable:
     `extrapolates` says so, and derived limits never rest on such a cell.
     """
 
+    revision: ClassVar[int] = 0
     decode_axis: tuple[int, ...]
     prefill_axis: tuple[int, ...]
     context_axis: tuple[int, ...]
@@ -123,6 +138,24 @@ class StepTable:
         median = self.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
         return round(median * self.tail_ratio) + self.host_overhead_us
 
+    def corners(self, decode_requests: int, prefill_tokens: int, context_tokens: int) -> list[Corner]:
+        """The cells, by their place in `median_us`, that an answer within the grid comes from."""
+        d0, d1, dw = _locate(self.decode_axis, decode_requests)
+        p0, p1, pw = _locate(self.prefill_axis, prefill_tokens)
+        c0, c1, cw = _locate(self.context_axis, context_tokens)
+        num_p, num_c = len(self.prefill_axis), len(self.context_axis)
+        return [
+            Corner((d * num_p + p) * num_c + c, d_weight * p_weight * c_weight)
+            for d, d_weight in ((d0, 1 - dw), (d1, dw))
+            for p, p_weight in ((p0, 1 - pw), (p1, pw))
+            for c, c_weight in ((c0, 1 - cw), (c1, cw))
+        ]
+
+    def prefill_corners(self, prefill_tokens: int) -> list[Corner]:
+        """The prices, by their place in `prior_pair_ps`, that a price comes from."""
+        p0, p1, pw = _locate(self.prefill_axis, prefill_tokens)
+        return [Corner(p0, 1 - min(pw, 1.0)), Corner(p1, min(pw, 1.0))] if self.prior_pair_ps else []
+
     def extrapolates(self, decode_requests: int, prefill_tokens: int) -> bool:
         """Whether an answer for this step leaves the measured grid."""
         return decode_requests > self.decode_axis[-1] or prefill_tokens > self.prefill_axis[-1]
@@ -147,15 +180,17 @@ class ChunkCeiling:
         self.promise_us = promise_us
         self._search_up_to = search_up_to_tokens
         self._kept: dict[tuple[int, int, int], int] = {}
+        self._revision = times.revision
 
     def __call__(self, decode_requests: int, context_tokens: int = 0, start_tokens: int = 0) -> int:
         """Tokens of one chunk that starts so deep in its prompt; 0 when even the decodes alone are over the promise."""
         context, start = (-(-tokens // self.GRAIN_TOKENS) for tokens in (context_tokens, start_tokens))
         key = (decode_requests, context, start)
+        if self._revision != self.times.revision or len(self._kept) >= self.MAX_KEPT:
+            self._kept.clear()
+            self._revision = self.times.revision
         ceiling = self._kept.get(key)
         if ceiling is None:
-            if len(self._kept) >= self.MAX_KEPT:
-                self._kept.clear()
             ceiling = self._search(decode_requests, context * self.GRAIN_TOKENS, start * self.GRAIN_TOKENS, 0, 0)
             self._kept[key] = ceiling
         return ceiling

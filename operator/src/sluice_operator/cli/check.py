@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from sluice_engine import codec
 from sluice_engine.core.derive import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
+from sluice_engine.table_file import read_step_table
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.spec import ServiceSpec
@@ -203,7 +203,7 @@ def _times(table_file: str | None) -> tuple[StepTimes, str]:
         return profile, f"planning profile: {parts}"
     text = manifest.read_text(table_file)
     try:
-        table = codec.from_json(StepTable, text, "table")
+        table = read_step_table(text)
     except (EngineError, ValueError, RecursionError) as error:
         raise InvalidManifest(table_file, [f"is no step table: {error}"]) from error
     return table, f"measured: {table.measured_on or table_file}"

@@ -1,0 +1,69 @@
+"""All that an engine tells of itself once its step times are known: limits, costs, and the curve of its decodes.
+
+Made at start, and again when the step times have moved. Pure; start reading at `derivation_of`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.core.derive import Capacity, StepLimits, derive, prefill_cost, step_cost
+from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
+from sluice_engine.core.steptime import StepTimes
+
+# Decode batches at which the curve is told, as far as the engine goes.
+_CURVE = (1, 4, 16, 64, 256, 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derivation:
+    """What follows from a promise and step times."""
+
+    derived: DerivedLimits
+    limits: StepLimits
+    step_cost: StepCost
+    prefill_cost: PrefillCost
+    decode_curve_us: tuple[tuple[int, int], ...]
+    """(decode batch, µs of a step that only decodes): what a gate predicts gaps with."""
+
+
+def derivation_of(
+    config: EngineConfig, live: LiveConfig, times: StepTimes, capacity: Capacity, *, promise_percent: int = 100
+) -> Derivation:
+    """What follows from both files on this machine; `promise_percent` relaxes or tightens the promise."""
+    slo = replace(
+        live.slo,
+        inter_token_latency_us=live.slo.inter_token_latency_us * promise_percent // 100,
+        time_to_first_token_us=live.slo.time_to_first_token_us * promise_percent // 100,
+    )
+    derived, limits = derive(slo, config.scheduling, live.scheduling, times, capacity)
+    beside = config.scheduling.max_sequences or 1
+    per_request = min(slo.reference_prompt_tokens, capacity.max_length_tokens)
+    context_tokens, depth = (min(capacity.pool_tokens, n * per_request) for n in (beside, 1))
+    return Derivation(
+        derived=derived,
+        limits=limits,
+        step_cost=step_cost(
+            times,
+            beside=beside,
+            chunk_tokens=derived.chunk_ceiling_tokens,
+            context_tokens=context_tokens,
+            start_tokens=depth,
+        ),
+        prefill_cost=prefill_cost(times, chunk_tokens=limits.prefill_budget(1, depth), start_tokens=depth),
+        decode_curve_us=_decode_curve(times, capacity),
+    )
+
+
+def most_sequences(config: EngineConfig, capacity: Capacity) -> int:
+    """Requests that may ever run at once, however fast the steps turn out to be."""
+    return config.scheduling.max_sequences or min(capacity.num_blocks, capacity.max_decode_requests)
+
+
+def _decode_curve(times: StepTimes, capacity: Capacity) -> tuple[tuple[int, int], ...]:
+    """Step times without prefill in a half-full cache: what decoding requests wait for."""
+    most = capacity.max_decode_requests
+    return tuple(
+        (b, times.predict_us(b, 0, capacity.pool_tokens // 2)) for b in (*(b for b in _CURVE if b < most), most)
+    )

@@ -1,0 +1,146 @@
+"""A step table that goes on learning from the steps that run.
+
+What was measured at start was measured beside whatever else the machine did then. Each step that runs is one more
+measurement, for nothing: its ratio to the prediction is booked on the cells that the prediction came from, and after a
+batch of steps these cells move a part of the way. A cell that few steps rested on is taken to have moved as all have on
+average, since a machine that is slower is slower everywhere; so a table that was measured beside a load comes back,
+also where no step dares to go yet. The spread of the ratios becomes the table's tail.
+
+Owned by the engine's thread; knows no clock. Start reading at `RefinedTable.observe`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sluice_engine.core.steptime import DEFAULT_TAIL_RATIO, Corner, StepTable
+
+BATCH_STEPS = 64
+# Part of the way that a cell moves towards what a whole batch says: some five batches to arrive.
+GAIN = 0.5
+# One step says no more than this: a page fault or a pause of the machine is not the cost of a step.
+MOST_RATIO = 2.0
+# Steps that a cell must rest on before it is believed as much as the average of all.
+SURE_STEPS = 16.0
+# What was seen counts for less with each batch, so that a machine may change.
+KEPT_OF_WEIGHT = 0.98
+# The tail is learned from at least so many steps, and forgets what is older than so many.
+LEAST_TAIL_STEPS = 256
+TAIL_STEPS = 2048
+LEAST_TAIL_RATIO, MOST_TAIL_RATIO = 1.02, 3.0
+
+
+class RefinedTable:
+    """Step times by a table that is replaced, batch by batch, by a better one."""
+
+    def __init__(self, table: StepTable, target_percent: float) -> None:
+        self.table = table
+        self.revision = 0
+        """Raised with each new table: what was computed from an older one is out of date."""
+        self.observed_steps_total = 0
+        self._target = target_percent / 100
+        self._batch: list[float] = []
+        """Ratios of real to predicted."""
+        self._spread: deque[float] = deque(maxlen=TAIL_STEPS)
+        """The same, each over its batch's median: a table that is off as a whole has no longer tail for it."""
+        self._cells = _Corrections(table.median_us)
+        self._pairs = _Corrections(table.prior_pair_ps)
+
+    def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        """Median cost of a step, as known by now."""
+        return self.table.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
+
+    def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
+        """Cost at the promise's target percentile, as known by now."""
+        return self.table.bound_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
+
+    def observe(
+        self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int, real_us: int
+    ) -> None:
+        """Take in a step that ran; what it took beside the model is not part of `real_us`."""
+        table = self.table
+        predicted = table.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
+        if predicted <= 0 or real_us <= 0 or table.extrapolates(decode_requests, prefill_tokens):
+            return
+        ratio = real_us / predicted
+        self._batch.append(ratio)
+        said = math.log(min(MOST_RATIO, max(1 / MOST_RATIO, ratio)))
+        of_pairs = 0.0
+        if prior_pairs:
+            of_pairs = 1 - table.predict_us(decode_requests, prefill_tokens, context_tokens) / predicted
+            self._pairs.book(table.prefill_corners(prefill_tokens), of_pairs, said)
+        self._cells.book(table.corners(decode_requests, prefill_tokens, context_tokens), 1 - of_pairs, said)
+        self.observed_steps_total += 1
+        if len(self._batch) >= BATCH_STEPS:
+            self._learn()
+
+    def _learn(self) -> None:
+        """A new table from what the batch says."""
+        middle = statistics.median(self._batch)
+        self._spread.extend(ratio / middle for ratio in self._batch)
+        self._batch.clear()
+        medians = self._cells.learn()
+        self.table = replace(
+            self.table,
+            median_us=medians,
+            prior_pair_ps=self._pairs.learn(self._cells.average),
+            tail_ratio=self._tail_ratio(),
+        )
+        self.revision += 1
+
+    def _tail_ratio(self) -> float:
+        """Quantile at the promise's target over the median; a thousandth is as near as anybody needs it."""
+        if len(self._spread) < LEAST_TAIL_STEPS:
+            return self.table.tail_ratio
+        ordered = sorted(self._spread)
+        tail = ordered[math.ceil(self._target * len(ordered)) - 1]
+        learned = min(MOST_TAIL_RATIO, max(LEAST_TAIL_RATIO, tail))
+        # A window of few steps has no tail to speak of: it is believed as it fills.
+        trust = len(self._spread) / TAIL_STEPS
+        return round(trust * learned + (1 - trust) * max(learned, DEFAULT_TAIL_RATIO), 3)
+
+
+class _Corrections:
+    """Factors on measured values, as logarithms: each value's own where steps rested on it, else the average."""
+
+    def __init__(self, measured: tuple[int, ...]) -> None:
+        self.average = 0.0
+        self._measured = measured
+        self._own = [0.0] * len(measured)
+        self._weights = [0.0] * len(measured)
+        self._booked: dict[int, list[float]] = {}
+        """Place → weight in this batch, and what its steps said, weighted."""
+
+    def book(self, corners: Iterable[Corner], share: float, said: float) -> None:
+        """A step said that what rests on these corners is off by a factor, as a logarithm."""
+        for corner in corners:
+            weight = corner.weight * share
+            if weight > 0:
+                book = self._booked.setdefault(corner.cell, [0.0, 0.0])
+                book[0] += weight
+                book[1] += weight * said
+
+    def learn(self, average: float | None = None) -> tuple[int, ...]:
+        """The values after a batch; `average` is that of others, where these are too few to have one."""
+        believed = [self._believed(place) for place in range(len(self._own))]
+        for place, (weight, said) in self._booked.items():
+            # What the steps contradicted is what was believed when they were predicted.
+            self._own[place] = believed[place] + GAIN * said / weight
+            self._weights[place] += weight
+        self._booked.clear()
+        total = sum(self._weights)
+        if average is not None:
+            self.average = average
+        elif total:
+            self.average = sum(w * value for w, value in zip(self._weights, self._own, strict=True)) / total
+        values = tuple(round(value * math.exp(self._believed(place))) for place, value in enumerate(self._measured))
+        self._weights = [weight * KEPT_OF_WEIGHT for weight in self._weights]
+        return values
+
+    def _believed(self, place: int) -> float:
+        weight = self._weights[place]
+        return (weight * self._own[place] + SURE_STEPS * self.average) / (weight + SURE_STEPS)

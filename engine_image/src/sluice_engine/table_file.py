@@ -1,0 +1,22 @@
+"""A step table as a file: as an engine keeps it, or as it serves it at `/step-table`."""
+
+from __future__ import annotations
+
+import json
+
+from sluice_engine.codec import decode
+from sluice_engine.core.steptime import StepTable
+
+
+def read_step_table(text: str | bytes) -> StepTable:
+    """The table in either document.
+
+    Raises:
+        InvalidConfig: a field is missing, unknown or of a wrong type; the message names it.
+        ValueError: not JSON, or no grid.
+        RecursionError: JSON nested too deeply.
+    """
+    document = json.loads(text)
+    if isinstance(document, dict) and "table" in document:
+        document = document["table"]
+    return decode(StepTable, document, "table")

@@ -1,0 +1,178 @@
+"""A step table that learns, and limits that follow it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.scripted import make_request
+from engine.test_calibrate import config, live
+from sluice_engine.core.assemble import Assembled, assemble
+from sluice_engine.core.derive import Capacity
+from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.plan import StepPlan, StepResult
+from sluice_engine.core.refine import BATCH_STEPS, LEAST_TAIL_STEPS, TAIL_STEPS, RefinedTable
+from sluice_engine.core.steptime import ChunkCeiling, StepTable
+
+
+def true_us(decodes: int, prefill: int, context: int, pairs: int) -> int:
+    return 8_000 + 500 * decodes + 400 * prefill + context // 4 + pairs // 2
+
+
+def table(factor: float = 1.0) -> StepTable:
+    axes = ((0, 1, 4, 16, 64), (0, 16, 64, 256, 1024), (0, 8_192))
+    cells = [true_us(d, p, c if d else 0, 0) for d in axes[0] for p in axes[1] for c in axes[2]]
+    return StepTable(
+        decode_axis=axes[0], prefill_axis=axes[1], context_axis=axes[2],
+        median_us=tuple(round(cell * factor) for cell in cells),
+        prior_pair_ps=(round(500_000 * factor),) * 5,
+    )  # fmt: skip
+
+
+class Machine:
+    """Runs the steps that a scheduler's own ceiling lets through, beside a few decodes."""
+
+    def __init__(self, times: RefinedTable, speed: float = 1.0, noise: float = 0.0) -> None:
+        self.times = times
+        self.ceiling = ChunkCeiling(times, 500_000, search_up_to_tokens=1024)
+        self.random = random.Random(3)
+        self.speed, self.noise = speed, noise
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            decodes, start = self.random.randint(1, 20), self.random.choice([0, 500, 3_000])
+            prefill = self.random.choice([0, 1, 1]) * min(1024, self.ceiling(decodes, 2_000, start))
+            step = (decodes, prefill, 2_000, prefill * start)
+            self.times.observe(*step, round(true_us(*step) * self.speed * self.random.gauss(1, self.noise)))
+
+
+@pytest.mark.parametrize(
+    "factor", [pytest.param(6.0, id="measured-beside-a-load"), pytest.param(0.6, id="measured-on-a-faster-day")]
+)
+def test_a_table_that_was_off_comes_to_the_truth(factor: float) -> None:
+    times = RefinedTable(table(factor), 99)
+    Machine(times).run(60 * BATCH_STEPS)
+
+    for step in [(4, 0, 2_000, 0), (10, 100, 2_000, 0), (4, 300, 2_000, 300 * 500), (16, 500, 2_000, 0)]:
+        assert times.predict_us(*step) == pytest.approx(true_us(*step), rel=0.1), step
+    assert ChunkCeiling(times, 500_000)(4, 2_000) == pytest.approx(ChunkCeiling(table(), 500_000)(4, 2_000), rel=0.15)
+
+
+def test_a_true_table_stays_true_under_noise() -> None:
+    times = RefinedTable(table(), 99)
+    Machine(times, noise=0.05).run(40 * BATCH_STEPS)
+
+    for step in [(1, 0, 0, 0), (10, 100, 2_000, 0), (64, 1024, 8_192, 0)]:
+        assert times.predict_us(*step) == pytest.approx(true_us(*step), rel=0.05), step
+
+
+def test_one_wild_step_changes_next_to_nothing() -> None:
+    times = RefinedTable(table(), 99)
+    machine = Machine(times)
+    machine.run(BATCH_STEPS - 1)
+    times.observe(4, 0, 2_000, 0, 60_000_000)
+
+    assert times.revision == 1
+    assert times.predict_us(4, 0, 2_000) == pytest.approx(true_us(4, 0, 2_000, 0), rel=0.05)
+
+
+@pytest.mark.parametrize(("noise", "tail"), [(0.02, 1.047), (0.1, 1.235)])
+def test_the_tail_is_that_of_the_steps_that_ran(noise: float, tail: float) -> None:
+    times = RefinedTable(table(), 99)
+    machine = Machine(times, noise=noise)
+    machine.run(LEAST_TAIL_STEPS - 1)
+    assert times.table.tail_ratio == 1.15, "until learned"
+    machine.run(TAIL_STEPS + BATCH_STEPS)
+
+    assert times.table.tail_ratio == pytest.approx(tail, abs=0.04)
+
+
+def test_a_step_outside_the_grid_teaches_nothing() -> None:
+    times = RefinedTable(table(), 99)
+    for _ in range(2 * BATCH_STEPS):
+        times.observe(65, 0, 0, 0, 1)
+
+    assert (times.revision, times.observed_steps_total) == (0, 0)
+
+
+def test_a_ceiling_forgets_what_it_computed_from_an_older_table() -> None:
+    times = RefinedTable(table(), 99)
+    ceiling = ChunkCeiling(times, 500_000)
+    before = ceiling(4, 2_000)
+    Machine(times, speed=1.5).run(20 * BATCH_STEPS)
+
+    assert ceiling(4, 2_000) < before * 0.8
+
+
+class TrueRunner:
+    """Says that every step took what the truth says, times its speed."""
+
+    def __init__(self) -> None:
+        self.now_us = 0
+        self.speed = 1.0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        step = (len(plan.decodes), plan.prefill_tokens, plan.context_tokens, plan.prior_pairs)
+        self.now_us += round(true_us(*step) * self.speed)
+        return StepResult(plan.step, np.full(len(plan.sampling()), 7))
+
+
+def run(core: Assembled, runner: TrueRunner, requests: int) -> None:
+    loop = EngineLoop(core.scheduler, runner, lambda: runner.now_us, tuning=core.tuning)
+    for number in range(requests):
+        name = f"{id(loop)}-{number}"
+        assert loop.add(make_request(name, 300, 60, arrival_us=number)) is None
+    while loop.has_work:
+        loop.step()
+
+
+def assembled(factor: float, itl_us: int = 500_000) -> Assembled:
+    capacity = Capacity(
+        num_blocks=2048, block_tokens=16, max_length_tokens=8_192, max_decode_requests=64, max_prefill_tokens=1024
+    )
+    settings = live()
+    settings = dataclasses.replace(settings, slo=dataclasses.replace(settings.slo, inter_token_latency_us=itl_us))
+    return assemble(config(Path("unused")), settings, table(factor), capacity)
+
+
+def test_limits_follow_what_is_learned_also_upwards() -> None:
+    core, truth = assembled(6.0), assembled(1.0).tuning.current.derived
+    first = core.tuning.current.derived
+    assert first.max_sequences < truth.max_sequences
+
+    run(core, TrueRunner(), 800)
+
+    now = core.tuning.current.derived
+    assert now.feasible
+    assert now.max_sequences >= 0.8 * truth.max_sequences
+    assert now.chunk_ceiling_tokens == pytest.approx(truth.chunk_ceiling_tokens, rel=0.25)
+    assert core.scheduler.limits.max_sequences == now.max_sequences
+
+
+def test_a_machine_that_slows_down_prefills_less_beside_decodes_and_nobody_is_thrown_out() -> None:
+    core, runner = assembled(1.0), TrueRunner()
+    before = core.tuning.current.derived
+    runner.speed = 4.0
+
+    run(core, runner, 500)
+
+    assert core.tuning.current.derived.chunk_ceiling_tokens < before.chunk_ceiling_tokens / 2.5
+    assert core.scheduler.limits.token_budget < before.token_budget / 2
+    assert core.scheduler.preemptions_total == 0
+
+
+def test_a_promise_at_the_edge_does_not_come_and_go() -> None:
+    least_us = assembled(1.0, itl_us=9_000).tuning.current.derived.least_inter_token_latency_us
+    core = assembled(1.0, itl_us=least_us)
+    assert core.tuning.current.derived.feasible
+    runner = TrueRunner()
+    runner.speed = 1.05
+    run(core, runner, 200)
+    assert core.tuning.current.derived.feasible, "five percent slower is noise"
+    runner.speed = 1.3
+    run(core, runner, 200)
+    assert not core.tuning.current.derived.feasible
