@@ -115,3 +115,18 @@ def test_threads_follow_the_quota(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
     assert usable_cores(_machine(tmp_path, files)) == cores
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cores"),
+    [
+        pytest.param("1", 1, id="fewer-than-there-are"),
+        pytest.param("999", len(os.sched_getaffinity(0)), id="more-than-there-are"),
+        pytest.param("4,2", len(os.sched_getaffinity(0)), id="nested-levels-say-nothing-here"),
+    ],
+)
+def test_the_number_of_threads_that_is_set_is_obeyed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, cores: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert usable_cores(tmp_path) == cores

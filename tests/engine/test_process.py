@@ -18,6 +18,7 @@ import pytest
 from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, UnixConnector
 
 from sluice_engine.__main__ import main
+from sluice_engine.table_file import read_step_table
 from tiny_model import make_tiny_llama
 
 LIVE = {"slo": {"time_to_first_token_us": 10_000_000, "inter_token_latency_us": 500_000}}
@@ -121,6 +122,27 @@ async def running(folder: Path, model: Path) -> AsyncIterator[tuple[subprocess.P
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.mark.slow
+async def test_what_steps_cost_is_served_and_kept_for_the_next_start(tmp_path: Path, model: Path) -> None:
+    tables = model.parent / "tables"
+    async with running(tmp_path, model) as (process, http):
+        async with http.get("/step-table") as response:
+            first = await response.json()
+        (kept,) = tables.glob("step-table-*.json")
+        assert read_step_table(kept.read_bytes()) == read_step_table(json.dumps(first))
+        ceilings = list(first["ceiling_tokens"].values())
+        assert ceilings == sorted(ceilings, reverse=True), "more decodes leave less"
+        body = {"model": "tiny", "prompt": "a b c", "max_tokens": 150, "ignore_eos": True}
+        async with http.post("/v1/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+        async with http.get("/step-table") as response:
+            learned = await response.json()
+        assert learned["table"]["median_us"] != first["table"]["median_us"], "a hundred steps have taught something"
+        process.terminate()
+        await asyncio.to_thread(process.wait, 30)
+        assert read_step_table(kept.read_bytes()) == read_step_table(json.dumps(learned))
 
 
 @pytest.mark.slow

@@ -132,6 +132,18 @@ def test_check_judges_by_a_measured_table(
     assert (code, verdict["feasible"], verdict["is_measured"]) == (0, True, True)
 
 
+def test_check_judges_by_the_table_that_an_engine_serves(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, measured_table: str, tmp_path: Path
+) -> None:
+    served = tmp_path / "served.json"
+    kept = json.loads(Path(measured_table).read_text())
+    served.write_text(json.dumps({"promise_us": 150_000, "ceiling_tokens": {"1": 1350}, "table": kept}))
+
+    _, out, _ = run(capsys, "check", "--table", str(served), "--json", manifest_file({}))
+
+    assert json.loads(out)[0]["source"] == "measured: a slow machine"
+
+
 def test_a_measured_table_is_no_assumption(capsys: pytest.CaptureFixture[str], measured_table: str) -> None:
     _, out, _ = run(capsys, "check", "--table", measured_table, MINIMAL)
 

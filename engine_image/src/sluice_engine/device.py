@@ -58,8 +58,11 @@ def choose_dtype(wanted: DataType, device: torch.device, root: Path = Path("/"))
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores that this process may keep busy: its affinity, and the container's quota rounded up."""
+    """Cores that this process may keep busy: its affinity, the container's quota rounded up, and `OMP_NUM_THREADS`."""
     cores = len(os.sched_getaffinity(0))
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if wanted.isascii() and wanted.isdecimal():
+        cores = min(cores, int(wanted))
     for directory in _cgroups(root, "cpu"):
         quota, period = _cpu_quota(directory)
         if quota > 0:

@@ -6,17 +6,21 @@ import json
 
 from sluice_engine.codec import decode
 from sluice_engine.core.steptime import StepTable
+from sluice_engine.errors import InvalidConfig
 
 
 def read_step_table(text: str | bytes) -> StepTable:
     """The table in either document.
 
     Raises:
-        InvalidConfig: a field is missing, unknown or of a wrong type; the message names it.
-        ValueError: not JSON, or no grid.
+        InvalidConfig: not JSON, or a field is missing, unknown or of a wrong type; the message names it.
+        ValueError: no grid.
         RecursionError: JSON nested too deeply.
     """
-    document = json.loads(text)
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfig("table", f"is not JSON: {error}") from error
     if isinstance(document, dict) and "table" in document:
         document = document["table"]
     return decode(StepTable, document, "table")
