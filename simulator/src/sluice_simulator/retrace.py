@@ -79,8 +79,9 @@ def retrace(record: Record, assembled: Assembled) -> Retraced:
 
 def _drive(record: Record, assembled: Assembled, comparing: _Comparing, first: int) -> None:
     scheduler = assembled.scheduler
-    executor = Executor(comparing, assembled.derived.max_sequences)
-    loop = EngineLoop(scheduler, executor, executor.clock)
+    executor = Executor(comparing, assembled.scheduler.rows.num_slots)
+    # The engine learned from these steps as they ran: its limits moved with them.
+    loop = EngineLoop(scheduler, executor, executor.clock, tuning=assembled.tuning)
     scheduler.step = first - 1
     start_us = min(request.arrival_us for request in record.requests)
     queued = deque(record.requests)

@@ -203,7 +203,7 @@ class EngineLoop:
         self.last_settled, self.last_real_us = plan, ended - started
         self.trace.append(plan, started, ended - started)
         if self._tuning is not None:
-            self._tuning.settled(plan, ended - started, ended)
+            self._tuning.settled(plan, ended - started)
         self.runner_us_total += ended - started
         self.host_us_total += self.clock() - ended
         return emissions

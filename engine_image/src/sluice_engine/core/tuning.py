@@ -1,8 +1,8 @@
 """Keeps an engine's limits true while its step times are learned.
 
-Owns the current derivation. Steps are told to it as they settle; every few seconds, if the step times have moved, the
-limits are derived again and the scheduler obeys them from its next step on. Feasibility has a margin either way, so
-that a promise at the edge does not come and go with the noise. Knows no clock: the time of a step comes with it.
+Owns the current derivation. Steps are told to it as they settle; every few hundred of them the limits are derived again
+and the scheduler obeys them from its next step on. It counts steps, not time, so that the same steps give the same
+limits wherever they are run again. Feasibility has a margin either way: a promise at the edge does not come and go.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from sluice_engine.core.refine import RefinedTable
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import StepTable
 
-REFRESH_US = 5_000_000
+# Each revision of the table is 64 steps: seconds on a CPU, and a fraction of their cost.
+REFRESH_REVISIONS = 4
 # A promise that was feasible stays so while it would be with a tenth more time, and one that was not becomes so once it
 # would be with a twentieth less.
 LEFT_PERCENT, REACHED_PERCENT = 110, 95
@@ -36,7 +37,6 @@ class Tuning:
         self._scheduler = scheduler
         self._again = again
         self._revision = scheduler.times.revision
-        self._refreshed_us: int | None = None
 
     @property
     def table(self) -> StepTable | None:
@@ -44,16 +44,14 @@ class Tuning:
         times = self._scheduler.times
         return times.table if isinstance(times, RefinedTable) else None
 
-    def settled(self, plan: StepPlan, real_us: int, now_us: int) -> None:
+    def settled(self, plan: StepPlan, real_us: int) -> None:
         """A step has run."""
         times = self._scheduler.times
         if not isinstance(times, RefinedTable):
             return
         times.observe(len(plan.decodes), plan.prefill_tokens, plan.context_tokens, plan.prior_pairs, real_us)
-        if self._refreshed_us is None:
-            self._refreshed_us = now_us
-        if times.revision != self._revision and now_us - self._refreshed_us >= REFRESH_US:
-            self._refreshed_us, self._revision = now_us, times.revision
+        if times.revision - self._revision >= REFRESH_REVISIONS:
+            self._revision = times.revision
             self._refresh()
 
     def _refresh(self) -> None:
