@@ -6,7 +6,8 @@
     fair      shares of tenants, in a named unit
     lane      the heap beneath them all
     service   what a request still costs: estimates, and lower bounds
-    timers    requests by the time at which something is due: expiry
+    deadlines running requests whose time is up
+    timers    requests by the time at which something is due
 
 No order's cost per step grows with the number that waits: a change is O(log n), a pass is paid by what it yields.
 """
