@@ -145,6 +145,24 @@ def test_a_tenant_that_left_overdrawn_still_owes_it_when_it_returns() -> None:
     assert Counter(tenants) == {"modest": 10}
 
 
+def test_a_tenant_that_left_overdrawn_has_saved_nothing_up_once_the_others_have_passed_it() -> None:
+    waiting = fair_order("Tokens")
+    backlog(waiting, "greedy", 1)
+    finish(waiting, start(waiting), 1000)
+    backlog(waiting, "modest", 200)
+    for _ in range(100):
+        finish(waiting, start(waiting), 100)
+    backlog(waiting, "greedy", 50)
+
+    tenants = []
+    for _ in range(20):
+        request = start(waiting)
+        tenants.append(request.tenant)
+        finish(waiting, request, 100)
+
+    assert Counter(tenants)["greedy"] == pytest.approx(10, abs=1)
+
+
 def test_what_was_booked_and_not_used_is_given_back() -> None:
     order = WeightedFair("Tokens", first_come)
     for tenant in "ab":

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.ordering import SERVICE, ids, waiter
+from engine.ordering import SERVICE, ids, step_us, waiter
 from sluice_engine.config import Policy
 from sluice_engine.core.order.keyed import KeyedOrder, aged_priority, first_come, priority
 from sluice_engine.core.order.policy import Policies, order_for
+from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.request import Request, RequestStatus
 
@@ -391,6 +392,18 @@ def test_a_deadline_in_the_past_expires_at_once_and_is_not_the_most_urgent() -> 
     assert ids(waiting.expired(0)) == ["late"]
     waiting.remove(late)
     assert ids(waiting.candidates(0)) == ["fresh"]
+
+
+def test_a_prefix_that_was_computed_meanwhile_gives_a_request_more_time() -> None:
+    cached = 0
+    service = Service(step_us, 8192, cached_tokens=lambda _request: cached)
+    waiting = pushed(order_for(Policies(), service), waiter("a", prompt=1000, first_s=5))
+    assert waiting.expired(4_940_000) == []
+
+    cached = 992
+
+    assert waiting.expired(4_960_000) == [], "only eight tokens are left to compute: 20 ms"
+    assert ids(waiting.expired(4_980_000)) == ["a"]
 
 
 def test_expiry_needs_no_free_slot_and_fires_at_the_last_moment() -> None:
