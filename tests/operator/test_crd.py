@@ -97,6 +97,15 @@ def test_a_default_satisfies_its_own_schema(path: str) -> None:
     assert list(schema._violations(node, value, path)) == []
 
 
+@pytest.mark.parametrize("path", [path for path, node in NODES.items() if "default" in node])
+def test_a_default_keeps_the_rules_as_it_stands(path: str) -> None:
+    """The API server takes a CRD only if it does, and fills in no further defaults first."""
+    node = NODES[path]
+
+    for rule in node.get("x-kubernetes-validations", ()):
+        assert compile_rule(rule["rule"])({"self": node["default"]}) is True, rule["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "rule"), list(schema.rules(SCHEMA)), ids=lambda value: value if isinstance(value, str) else ""
 )
