@@ -1,4 +1,4 @@
-"""Every file that is written from another one: the chart's copies, the chart's README and the CRD's reference.
+"""Every file that is written from another one: the chart's copies, its README, the CRD's reference, the examples.
 
 Owns the list of those files (`outputs`) and nothing else: the CRD in crds/, the chart's values.yaml and its schema are
 the sources. `python tools/generate.py` writes what changed and names it; with `--check` it writes nothing, and ends
@@ -16,6 +16,7 @@ import yaml
 
 from chart_page import chart_page
 from crd_page import crd_page
+from worked_example import PAGE, worked_example
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = Path("charts/sluice")
@@ -36,6 +37,7 @@ def outputs(root: Path) -> dict[Path, str]:
             json.loads((root / CHART / "values.schema.json").read_text()),
         ),
         Path("docs/crd.md"): crd_page(yaml.safe_load(crd)),
+        PAGE: worked_example(),
     }
 
 

@@ -19,6 +19,11 @@ def flat(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def ms(microseconds: float) -> str:
+    """A duration in whole milliseconds."""
+    return f"{microseconds / 1000:,.0f} ms"
+
+
 def code(value: object) -> str:
     """A value as YAML would have it, in a code span that a table can hold."""
     plain = isinstance(value, str) and yaml.safe_load(value) == value
