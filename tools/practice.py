@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,6 +33,8 @@ _MOST_STEPS = 200
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Step times of a clock that counts steps: each takes one tick, whatever it carries."""
+
+    revision: ClassVar[int] = 0
 
     def predict_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
         """One tick."""
