@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sluice_engine.config import SLOConfig
 from sluice_engine.core.request import Outcome, Request
-from sluice_sidecar.admission import Ticket
+from sluice_sidecar.admission import MISSED, Ticket
 from sluice_sidecar.errors import Refusal
 from sluice_sidecar.ledger import Permit
 from sluice_sidecar.measure import StreamTimes
@@ -58,8 +58,6 @@ class Sender:
     tally: Tally
     source: random.Random
     budget: RetryBudget
-    priority: int = 4
-    tenant: str = ""
 
 
 class Call:
@@ -108,8 +106,8 @@ class Call:
         config = sender.config
         if config.patience_us is not None:
             self._patience = sender.events.at(now_us + config.patience_us, self._impatient)
-        if config.deadline_us is not None:
-            self._deadline = sender.events.at(now_us + config.deadline_us, self._late)
+        if config.terms.finish_us is not None:
+            self._deadline = sender.events.at(now_us + config.terms.finish_us, self._late)
         elif self.arrival.leaves_us is not None:
             self._deadline = sender.events.at(max(now_us, self.arrival.leaves_us), self._walk_away)
         self.door = sender.router.choose(self)
@@ -129,7 +127,8 @@ class Call:
         if self.tally is not None:
             self.tally.refusals[refusal.reason.value] += 1
         self.sender.tally.timeline.at(self.sender.events.now_us).refused += 1
-        self._again(refusal, REFUSED)
+        # Too late for its own bound: no load is to blame, and trying again is of no use.
+        self._again(refusal, Outcome.EXPIRED.value if refusal is MISSED else REFUSED)
 
     def ended(self, outcome: Outcome, now_us: int) -> None:
         """The engine's answer came to its end."""
@@ -138,6 +137,7 @@ class Call:
             self._over(outcome.value, good=False)
             return
         first, gaps = self.times.kept(self.sender.slo, now_us, None, streamed=True)
+        self.times.promise = "kept" if first and gaps else "itl_missed" if first else "ttft_missed"
         if self.tally is not None:
             self._count(now_us, first_kept=first, gaps_kept=gaps)
         self._over("finished", good=first and gaps)

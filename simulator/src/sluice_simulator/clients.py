@@ -8,8 +8,10 @@ Source: `openai-python`, `_base_client.py`: `_should_retry`, `_calculate_retry_t
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from sluice_engine.core.terms import Terms
 
 # Beyond this a client does not wait for the server: it gives up. Source: openai-python, MAX_RETRY_AFTER_DELAY.
 MOST_RETRY_AFTER_US = 120_000_000
@@ -41,11 +43,9 @@ class ClientConfig:
 
     patience_us: int | None = None
     """It leaves when no first token has come by then; None: it waits."""
-    first_token_deadline_us: int | None = None
-    """Told to the engine: a first token later than this is of no use."""
-    deadline_us: int | None = None
-    """Told to the engine: an answer that ends later is of no use, and the client leaves."""
-    retries: Retries = Retries()
+    terms: Terms = field(default_factory=Terms)
+    """Class, tenant and bounds, as its headers tell them; after the second bound it leaves by itself."""
+    retries: Retries = field(default_factory=Retries)
 
 
 class Answer(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_engine.core.terms import CLASSES, STANDARD, Terms
 from sluice_simulator.clients import ClientConfig, Retries
 from sluice_simulator.fields import Fields
 from sluice_simulator.lengths import Lengths, read_lengths
@@ -12,9 +13,6 @@ from sluice_simulator.record import read_record
 from sluice_simulator.recorded import Recorded
 from sluice_simulator.traces import FORMATS, read_trace
 from sluice_simulator.workload import Bursts, ClosedLoop, Poisson, Replay, Shape, Source
-
-CLASSES = ("critical", "interactive", "standard", "batch", "background")
-"""From the most urgent; a class's base priority is twice its index."""
 
 _KINDS = ("poisson", "bursts", "closedLoop", "trace", "record")
 _MOST_PER_SECOND = 100_000
@@ -41,8 +39,6 @@ class Load:
     name: str
     source: Source | ClosedLoop
     client: ClientConfig
-    priority: int = 4
-    tenant: str = ""
 
 
 def read_load(fields: Fields, room: Room, folder: Path) -> Load:
@@ -54,12 +50,9 @@ def read_load(fields: Fields, room: Room, folder: Path) -> Load:
     name = fields.text("name", "load")
     max_tokens = fields.optional("maxTokens", lambda key: fields.whole(key, 1, room.most_tokens - 1))
     source = _read_source(fields, room, folder, max_tokens)
-    load_class = fields.choice("class", CLASSES, "standard")
-    tenant = fields.text("tenant", "") if fields.has("tenant") else ""
-    fields.take("tenant")
     client = _read_client(fields)
     fields.end()
-    return Load(name=name, source=source, client=client, priority=2 * CLASSES.index(load_class), tenant=tenant)
+    return Load(name=name, source=source, client=client)
 
 
 def _read_source(fields: Fields, room: Room, folder: Path, max_tokens: int | None) -> Source | ClosedLoop:
@@ -160,6 +153,12 @@ def _read_client(fields: Fields) -> ClientConfig:
     deadline_us = fields.optional("deadline", lambda key: fields.duration_us(key, least_us=1))
     if deadline_us is not None and first_us is not None and first_us > deadline_us:
         raise fields.problem("firstTokenDeadline", "must not be later than deadline")
+    terms = Terms(
+        service_class=fields.choice("class", CLASSES, STANDARD),
+        tenant=fields.optional("tenant", fields.text) or "",
+        first_token_us=first_us,
+        finish_us=deadline_us,
+    )
     retries = fields.section("retries")
     read = Retries(
         most=retries.whole("most", 0, 1000, 2),
@@ -176,6 +175,4 @@ def _read_client(fields: Fields) -> ClientConfig:
         raise retries.problem("longest", "must not be shorter than initial")
     if read.most and read.budget_percent == 0:
         raise retries.problem("budgetPercent", f"0 allows no retry, and most is {read.most}: set most: 0")
-    return ClientConfig(
-        patience_us=patience_us, first_token_deadline_us=first_us, deadline_us=deadline_us, retries=read
-    )
+    return ClientConfig(patience_us=patience_us, terms=terms, retries=read)

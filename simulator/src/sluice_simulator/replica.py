@@ -111,15 +111,17 @@ class Replica:
         if gate is None:
             self._forward(call, None)
             return
+        now_us = self._events.now_us
+        gate.decisions.asked(call.request_id, "", "chat", now_us)
         if (refusal := gate.refuse_unavailable()) is not None:
             self._refuse(call, refusal)
             return
-        now_us = self._events.now_us
         cost = self._price(call, gate)
         if isinstance(cost, Refusal):
             self._refuse(call, cost)
             return
-        verdict = gate.enter(call.request_id, cost, now_us, partial(self._settled, call))
+        bound_us = call.sender.config.terms.bound_us
+        verdict = gate.enter(call.request_id, cost, now_us, partial(self._settled, call), bound_us=bound_us)
         if isinstance(verdict, Ticket):
             call.ticket = verdict
             self._tally.timeline.at(now_us).door = max(self._tally.timeline.at(now_us).door, gate.waiting)
@@ -149,6 +151,7 @@ class Replica:
                 call.permit.close(now_us)
             elif call.ticket is not None:
                 self.gate.leave(call.ticket, now_us)
+            self.gate.decisions.ended(call.request_id, "client_left", now_us, None, call.times)
 
     def _price(self, call: Call, gate: Admission) -> Cost | Refusal:
         limits, ratio = gate.room.limits, gate.room.ratio
@@ -177,6 +180,7 @@ class Replica:
     def _refuse(self, call: Call, refusal: Refusal) -> None:
         if self.gate is not None:
             self.gate.count(refusal)
+            self.gate.decisions.ended(call.request_id, "refused", self._events.now_us, refusal, None)
         call.refused(refusal)
 
     def _door_closes(self, ticket: Ticket) -> None:
@@ -189,8 +193,7 @@ class Replica:
         if permit is not None:
             permit.forwarded(now_us)
             call.permit = permit
-        arrival, sender = call.arrival, call.sender
-        config = sender.config
+        arrival, terms = call.arrival, call.sender.config.terms
         request_id = f"{call.request_id}/0"
         call.request = request = Request(
             id=request_id,
@@ -201,10 +204,10 @@ class Replica:
             ),
             arrival_us=now_us - arrival.waited_us,
             gate_id=call.request_id,
-            priority=sender.priority if arrival.priority is None else arrival.priority,
-            tenant=sender.tenant if arrival.tenant is None else arrival.tenant,
-            first_token_deadline_us=_after(call.times.arrived_us, config.first_token_deadline_us),
-            finish_deadline_us=_after(call.times.arrived_us, config.deadline_us),
+            priority=terms.priority() if arrival.priority is None else arrival.priority,
+            tenant=terms.tenant if arrival.tenant is None else arrival.tenant,
+            first_token_deadline_us=_after(call.times.arrived_us, terms.first_token_us),
+            finish_deadline_us=_after(call.times.arrived_us, terms.finish_us),
         )
         self._calls[request_id] = call
         self._command(partial(self._add, call, request))
@@ -333,6 +336,7 @@ class Replica:
             call.first_token(now_us)
             if self.gate is not None and call.permit is not None:
                 self.gate.room.first_token(call.permit, now_us)
+                self.gate.decisions.first_token(call.request_id, now_us)
             return
         call.times.gaps_over += emission.gap_us > self._promise_us
         if self._tally.counts(now_us):
@@ -349,6 +353,10 @@ class Replica:
             call.permit.completed = outcome in {Outcome.STOP, Outcome.LENGTH}
             call.permit.close(now_us)
         call.ended(outcome, now_us)
+        if self.gate is not None:
+            call.times.output_tokens = request.num_output
+            went = "completed" if outcome in {Outcome.STOP, Outcome.LENGTH} else "failed"
+            self.gate.decisions.ended(call.request_id, went, now_us, None, call.times)
 
     # What the gate sees of the engine.
 

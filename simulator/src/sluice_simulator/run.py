@@ -114,8 +114,6 @@ class _World:
             tally=self.tally,
             source=_source(scenario, f"clients of {load.name}"),
             budget=RetryBudget(load.client.retries.budget_percent),
-            priority=load.priority,
-            tenant=load.tenant,
         )
         source = _source(scenario, f"arrivals of {load.name}")
         if isinstance(load.source, ClosedLoop):
