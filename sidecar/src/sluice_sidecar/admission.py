@@ -19,7 +19,7 @@ from sluice_engine.errors import sentence
 from sluice_sidecar.decisions import Decision, Decisions
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
-from sluice_sidecar.room import Held, Room
+from sluice_sidecar.room import Held, Look, Room
 
 # Clients honour 1 to 30 s; beyond, they fall back to a pause of their own.
 LEAST_RETRY_US, MOST_WAIT_US, MOST_RETRY_US = 1_000_000, 20_000_000, 30_000_000
@@ -127,7 +127,7 @@ class Admission:
         decision.looked(look)
         held = look.held
         if held is None and not self._door:
-            return self._admit(decision, cost, now_us)
+            return self._admit(decision, cost, look, now_us)
         if held is None:
             # Nobody overtakes: it waits for what the first in line waits for.
             held = self._first.held
@@ -170,7 +170,7 @@ class Admission:
                     ticket.held = look.held
                     return
                 ticket.decision.looked(look)
-                verdict = self._admit(ticket.decision, ticket.cost, now_us)
+                verdict = self._admit(ticket.decision, ticket.cost, look, now_us)
             del self._door[ticket.request_id]
             self._settle(ticket, verdict)
 
@@ -219,10 +219,10 @@ class Admission:
                 return 0
         return wait_us
 
-    def _admit(self, decision: Decision, cost: Cost, now_us: int) -> Permit:
+    def _admit(self, decision: Decision, cost: Cost, look: Look, now_us: int) -> Permit:
         self.admitted_total += 1
         decision.admitted(now_us)
-        return self.room.reserve(decision.request_id, cost, now_us)
+        return self.room.reserve(decision.request_id, cost, look, now_us)
 
     def _released(self, entry: Entry, completed: bool, now_us: int) -> None:  # noqa: FBT001  # the ledger's callback
         self.room.released(entry, now_us, completed=completed)

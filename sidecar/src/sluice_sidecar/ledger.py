@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sluice_engine.core.state import EngineState, RequestState
+from sluice_engine.core.state import EngineState, FinishedState, RequestState
 
 # A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
 LEASE_US = 900_000_000
@@ -75,12 +75,13 @@ class Progress:
     @property
     def remaining_tokens(self) -> int:
         """Tokens to compute before its next token: 1 while it decodes."""
-        return max(1, self.known_tokens - self.computed_tokens)
+        left = self.prompt_tokens + self.output_tokens - self.computed_tokens
+        return left if left > 1 else 1  # noqa: FURB136  # asked of every request inside, at every decision
 
     @property
     def prefilling(self) -> bool:
         """Whether more than the next decode is left to compute."""
-        return self.remaining_tokens > 1
+        return self.prompt_tokens + self.output_tokens - self.computed_tokens > 1
 
     def correct(self, state: RequestState) -> bool:
         """Take over what the engine says; whether it got on since."""
@@ -155,7 +156,7 @@ class Ledger:
     def apply(self, state: EngineState, now_us: int) -> list[Entry]:
         """Correct every size by the engine's state; returns the entries whose real prompt length is new."""
         listed = {(request.id, request.choice): request for request in state.requests}
-        finished = {(request.id, request.choice): request for request in state.finished}
+        finished: dict[tuple[str, int], FinishedState] | None = None
         learned = []
         for entry in self.entries.values():
             for index, choice in enumerate(entry.choices):
@@ -164,7 +165,10 @@ class Ledger:
                     # An answer that is not streamed moves nothing here until it is whole.
                     if choice.correct(request):
                         entry.touched_us = max(entry.touched_us, now_us)
-                elif (ended := finished.get((entry.id, index))) is not None:
+                    continue
+                if finished is None:  # seldom needed: most that ended have left the ledger already
+                    finished = {(ended.id, ended.choice): ended for ended in state.finished}
+                if (ended := finished.get((entry.id, index))) is not None:
                     choice.prompt_tokens, choice.output_tokens = ended.prompt_tokens, ended.output_tokens
                     choice.seen = choice.gone = True
                 elif choice.seen:

@@ -44,6 +44,8 @@ class Look:
     ceiling_blocks: int | None = None
     predicted_ttft_us: int | None = None
     """From now, the bias included."""
+    unbiased_ttft_us: int | None = None
+    """From now, by the step times alone: what the bias is learned from."""
     promised_ttft_us: int | None = None
     held: Held | None = None
     """What keeps it out; None when there is room."""
@@ -82,10 +84,10 @@ class Room:
         self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
         self._remember_concurrency(now_us)
 
-    def reserve(self, request_id: str, cost: Cost, now_us: int) -> Permit:
-        """Take the room for a call."""
-        if self.limits is not None:
-            self._predictions_us[request_id] = self.predicted_ttft_us(self.limits, cost, now_us)
+    def reserve(self, request_id: str, cost: Cost, look: Look, now_us: int) -> Permit:
+        """Take the room for a call that was looked at just now."""
+        if look.unbiased_ttft_us is not None:
+            self._predictions_us[request_id] = look.unbiased_ttft_us
         permit = self.ledger.reserve(request_id, cost, now_us)
         self._remember_concurrency(now_us)
         return permit
@@ -226,7 +228,8 @@ class Room:
 
     def _predict(self, look: Look, limits: Limits, cost: Cost, now_us: int) -> tuple[int, int]:
         """Time to the first token, the bias included, and the promise; noted in `look`."""
-        predicted_us = int(self.predicted_ttft_us(limits, cost, now_us) * self.bias.factor)
+        look.unbiased_ttft_us = self.predicted_ttft_us(limits, cost, now_us)
+        predicted_us = int(look.unbiased_ttft_us * self.bias.factor)
         promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
         look.predicted_ttft_us, look.promised_ttft_us = predicted_us, promise_us
         return predicted_us, promise_us
@@ -238,11 +241,12 @@ class Room:
         return self._live.slo.ttft_promise_us(cost.longest_prompt_tokens) - predicted_us
 
     def _inside(self, now_us: int) -> list[Progress]:
-        if self.freshness(now_us) == "blind":
+        inside = [choice for entry in self.ledger.entries.values() for choice in entry.choices if not choice.gone]
+        if self.freshness(now_us) != "blind":
             # What an old state listed beside the ledger says nothing about now.
-            return [choice for entry in self.ledger.entries.values() for choice in entry.choices if not choice.gone]
-        return list(self.ledger.live())
+            inside += self.ledger.strangers
+        return inside
 
     def _remember_concurrency(self, now_us: int) -> None:
         if self.freshness(now_us) == "fresh":
-            self._concurrency.add(sum(1 for _ in self.ledger.live()), now_us)
+            self._concurrency.add(len(self._inside(now_us)), now_us)
