@@ -82,7 +82,7 @@ demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, st
 
 .PHONY: bench
 bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
-	@for name in scheduler_step engine_load gate_overhead; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in scheduler_step simulator_speed engine_load gate_overhead; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 .PHONY: crds
 crds: $(STAMP) ## Rewrite what is generated from the CRD and the chart's values
