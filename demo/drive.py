@@ -117,7 +117,7 @@ async def drive(base_url: str, model: str, pool_tokens: int, console: Console) -
     for topic in TOPICS[:CONVERSATIONS]:
         tasks.append(start(topic, "conversation", f"Explain {topic}.", rng.randint(*CONVERSATION_TOKENS)))
         await asyncio.sleep(0.1)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.5)
     console.print(f"[bold]2[/] a prompt of about {LONG_PROMPT_WORDS:,} tokens arrives among them")
     tasks.append(start("the long prompt", "long prompt", long_prompt, 48))
     await asyncio.sleep(1.5)
