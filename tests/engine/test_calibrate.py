@@ -84,6 +84,20 @@ def test_the_table_gives_back_what_the_machine_does(tmp_path: Path) -> None:
     assert capacity.max_decode_requests == 64
 
 
+def test_measuring_tells_how_far_it_is_and_never_goes_back(tmp_path: Path) -> None:
+    machine, told = Machine(), list[tuple[int, int]]()
+
+    calibrate(machine, config(tmp_path), live(), lambda: machine.now_us, lambda done, of: told.append((done, of)))
+
+    assert told[0][0] == 1
+    assert told == sorted(told)
+    assert len({of for _, of in told}) == 1
+    assert told[-1][0] == told[-1][1], "more rounds than are needed take the time that is left"
+    again = list[tuple[int, int]]()
+    calibrate(machine, config(tmp_path), live(), lambda: machine.now_us, lambda done, of: again.append((done, of)))
+    assert again == [], "a kept table is checked, not measured"
+
+
 def test_steps_far_over_the_promise_are_not_measured_twice_over(tmp_path: Path) -> None:
     machine = Machine()
 

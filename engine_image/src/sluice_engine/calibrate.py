@@ -71,13 +71,20 @@ class MeasuredRunner(Protocol):
 
 
 def calibrate(
-    runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clock: Callable[[], int]
+    runner: MeasuredRunner,
+    config: EngineConfig,
+    live: LiveConfig,
+    clock: Callable[[], int],
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> tuple[StepTable, Capacity]:
-    """The step-time table of this engine, and the capacity that limits may rest on."""
+    """The step-time table of this engine, and the capacity that limits may rest on.
+
+    `progress` is told how many of the steps that have to be measured are done, and of how many.
+    """
     path = kept_path(runner, config, live)
     table = _kept(runner, path)
     if table is None:
-        table = _measure(runner, config, live, clock)
+        table = _measure(runner, config, live, clock, progress)
         keep(table, path)
     return table, Capacity(
         num_blocks=runner.num_blocks,
@@ -88,7 +95,13 @@ def calibrate(
     )
 
 
-def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clock: Callable[[], int]) -> StepTable:
+def _measure(
+    runner: MeasuredRunner,
+    config: EngineConfig,
+    live: LiveConfig,
+    clock: Callable[[], int],
+    progress: Callable[[int, int], None],
+) -> StepTable:
     started = clock()
     longest_us = round(
         min(LARGEST_STEP_IN_PROMISES * live.slo.inter_token_latency_us, LARGEST_STEP_IN_BUDGETS * BUDGET_US)
@@ -102,9 +115,11 @@ def _measure(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig, clo
     cells += [(d, 0, context, 0) for d, context in full.items()]
     cells += [(0, p, 0, start) for p, start in starts.items()]
     samples: dict[_Cell, list[int]] = {cell: [] for cell in cells}
+    least = MIN_ROUNDS * len(cells)  # what is measured beyond it takes the time that is left
     for rounds in range(1, MAX_ROUNDS + 1):
-        for cell, times in samples.items():
+        for number, (cell, times) in enumerate(samples.items(), start=(rounds - 1) * len(cells)):
             times.append(runner.measure(*cell))
+            progress(min(number + 1, least), least)
         spent = clock() - started
         if rounds >= MIN_ROUNDS and spent + spent // rounds > BUDGET_US:
             break

@@ -40,7 +40,11 @@ def load_engine(
     tokenizer = load_tokenizer(config.model.source)
     runner = TorchRunner.load(config, progress)
     progress(LoadingProgress(stage="step_table"))
-    table, capacity = calibrate(runner, config, live, clock)
+
+    def measured(done: int, of: int) -> None:
+        progress(LoadingProgress(stage="step_table", steps_done=done, steps_total=of))
+
+    table, capacity = calibrate(runner, config, live, clock, measured)
     core = assemble(config, live, table, capacity)
     derived = core.tuning.current.derived
     if not derived.feasible:

@@ -22,6 +22,18 @@ class LoadingProgress:
     stage: Literal["weights", "warmup", "step_table", "done"]
     bytes_done: int = 0
     bytes_total: int = 0
+    steps_done: int = 0
+    """Of those that are measured for the step table."""
+    steps_total: int = 0
+    """0 while a kept table is checked."""
+
+    @property
+    def percent(self) -> int | None:
+        """How much of the stage is done; None where nobody can say."""
+        for done, of in ((self.bytes_done, self.bytes_total), (self.steps_done, self.steps_total)):
+            if of:
+                return 100 * done // of
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

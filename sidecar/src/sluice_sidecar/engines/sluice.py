@@ -135,7 +135,7 @@ class SluiceEngine:
             loading = self.state.loading
             if loading is None:
                 return "loading"
-            percent = f" {100 * loading.bytes_done // loading.bytes_total} %" if loading.bytes_total else ""
+            percent = "" if loading.percent is None else f" {loading.percent} %"
             return f"loading: {loading.stage}{percent}"
         return None
 
