@@ -132,6 +132,31 @@ def test_check_judges_by_a_measured_table(
     assert (code, verdict["feasible"], verdict["is_measured"]) == (0, True, True)
 
 
+@pytest.mark.parametrize(
+    ("promise", "set_chunk", "words"),
+    [
+        pytest.param(
+            "150ms",
+            None,
+            ("3,428 prefill tokens", "440 ms alone in one step", "500 ms in 4 chunks", "540 ms"),
+            id="150-ms",
+        ),
+        pytest.param("100ms", None, ("2,000 prefill tokens", "in 6 chunks"), id="100-ms"),
+        pytest.param(
+            "150ms", 8192, ("8,192 tokens (is set); such a step takes 317 ms", "cannot be kept"), id="chunk-8192"
+        ),
+    ],
+)
+def test_check_says_what_the_founding_text_computes(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, promise: str, set_chunk: int | None, words: tuple[str, ...]
+) -> None:
+    scheduling = {} if set_chunk is None else {"prefillChunkTokens": set_chunk}
+
+    _, out, _ = run(capsys, "check", manifest_file({"slo": {"interTokenLatency": promise}, "scheduling": scheduling}))
+
+    assert all(word in out for word in words), out
+
+
 def test_check_judges_by_the_table_that_an_engine_serves(
     capsys: pytest.CaptureFixture[str], manifest_file: Any, measured_table: str, tmp_path: Path
 ) -> None:

@@ -27,6 +27,24 @@ _UNBOUND_TOKENS = 1 << 22
 _PLANNING_DECODES = 256
 
 
+# The founding text's example of what chunking costs.
+LONG_PROMPT_TOKENS = 12_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunked:
+    """A long prompt, in one step and in chunks."""
+
+    prompt_tokens: int
+    whole_us: int
+    """Alone, in one step."""
+    chunks: int
+    alone_us: int
+    """Alone, a step each chunk."""
+    beside_us: int
+    """The same beside one decode, which goes on in each step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What follows from one manifest."""
@@ -52,6 +70,8 @@ class Verdict:
     time_to_first_token_us: int
     reference_prompt_tokens: int
     is_enforced: bool
+    chunked: Chunked | None
+    """What chunking a long prompt costs; None where no such step was measured."""
 
     @property
     def is_kept(self) -> bool:
@@ -162,6 +182,24 @@ def _verdict(  # what it is made of
         time_to_first_token_us=slo.time_to_first_token_us,
         reference_prompt_tokens=slo.reference_prompt_tokens,
         is_enforced=slo.enforcement == "Enforce",
+        chunked=_chunked(times, chunk, slo.reference_prompt_tokens),
+    )
+
+
+def _chunked(times: StepTimes, chunk: int, reference_tokens: int) -> Chunked | None:
+    prompt = LONG_PROMPT_TOKENS
+    if isinstance(times, StepTable):
+        prompt = min(reference_tokens, times.prefill_axis[-1])
+    starts = range(0, prompt, max(1, chunk))
+    if len(starts) < 2:
+        return None
+    steps = [(min(chunk, prompt - start), start) for start in starts]
+    return Chunked(
+        prompt_tokens=prompt,
+        whole_us=times.bound_us(0, prompt, 0),
+        chunks=len(steps),
+        alone_us=sum(times.bound_us(0, tokens, 0, tokens * start) for tokens, start in steps),
+        beside_us=sum(times.bound_us(1, tokens, 0, tokens * start) for tokens, start in steps),
     )
 
 
@@ -184,6 +222,9 @@ def explain(verdict: Verdict) -> list[str]:
         tell("", f"at the end of a prompt of {prompt:,} tokens; nearer to its start more fits into a step")
     takes = f"such a step takes {_ms(verdict.chunk_step_us)}"
     tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
+    if (long := verdict.chunked) is not None:
+        tell("chunking", f"a prompt of {long.prompt_tokens:,} tokens takes {_ms(long.whole_us)} alone in one step,")
+        tell("", f"{_ms(long.alone_us)} in {long.chunks} chunks, {_ms(long.beside_us)} in chunks beside a decode")
     alone = f"{_ms(verdict.idle_ttft_us)} for {prompt:,} prompt tokens in an idle pod"
     tell("first token", f"{alone}; promised are {_ms(verdict.time_to_first_token_us)}")
     at_most = f"at most {verdict.token_budget:,} tokens and {verdict.max_sequences:,} requests"
