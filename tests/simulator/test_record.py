@@ -250,7 +250,11 @@ class _AdminPort(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def admin_port(recorded: dict[str, Any]) -> Iterator[str]:
     steps = {key: recorded[key] for key in ("steps", "requests")}
-    handler = type("Pages", (_AdminPort,), {"pages": {"/state": recorded["state"], "/steps": steps}})
+    handler = type(
+        "Pages",
+        (_AdminPort,),
+        {"pages": {"/state": recorded["state"], "/steps": steps, "/step-table": {"table": recorded["table"]}}},
+    )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -260,13 +264,20 @@ def admin_port(recorded: dict[str, Any]) -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.parametrize("own_table", [False, True])
 def test_record_writes_what_from_reads(
-    capsys: pytest.CaptureFixture[str], admin_port: str, recorded: dict[str, Any], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    admin_port: str,
+    recorded: dict[str, Any],
+    tmp_path: Path,
+    own_table: bool,  # noqa: FBT001
 ) -> None:
     service, table, output = tmp_path / "chat.yaml", tmp_path / "table.json", tmp_path / "out.json"
     service.write_text(json.dumps(SERVICE))
     table.write_text(codec.to_json(TABLE))
-    options = ["--service", str(service), "--table", str(table), "--for", "0s", "-o", str(output)]
+    options = ["--service", str(service), "--for", "0s", "-o", str(output)]
+    if own_table:
+        options += ["--table", str(table)]
 
     assert main.run(["record", admin_port, *options]) == 0
 

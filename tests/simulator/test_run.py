@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator.scenes import document, found, outcome
+from sluice_engine import codec
+from sluice_engine.core.steptime import StepTable
 
 POISSON = "loads__0__arrivals__poisson__requestsPerSecond"
 OVERLOADED = {POISSON: 60, "duration": "8s", "machine__kvCapacityTokens": 16_384}
@@ -175,10 +177,17 @@ def test_a_trace_is_replayed_with_its_shared_heads(tmp_path: Path) -> None:
     assert total["requests_per_second"] == pytest.approx(20, rel=0.05)
 
 
-def test_a_slower_machine_takes_longer_than_its_table_says() -> None:
-    usual, slow = (found(document(machine__slowdown=by))["total"]["itl_ms"]["p50"] for by in (1.0, 2.0))
+def test_a_slower_machine_takes_longer_than_its_table_says(tmp_path: Path) -> None:
+    """It stays as slow as it is said to be, however much the engine learns of it."""
+    cells = (20_000, 20_000, 90_000, 90_000, 30_000, 30_000, 100_000, 100_000)
+    table = StepTable(decode_axis=(0, 64), prefill_axis=(0, 2048), context_axis=(0, 65_536), median_us=cells)
+    (tmp_path / "table.json").write_text(codec.to_json(table))
+    machine = {"machine__stepTimes__table": "table.json", "machine__noisePercent": 0, "duration": "60s"}
+    usual, slow = (
+        found(document(**machine, machine__slowdown=by), tmp_path)["total"]["itl_ms"]["p50"] for by in (1.0, 2.0)
+    )
 
-    assert slow > 1.6 * usual
+    assert slow == pytest.approx(2 * usual, rel=0.1)
 
 
 def test_a_larger_chunk_lengthens_gaps_and_shortens_first_tokens() -> None:

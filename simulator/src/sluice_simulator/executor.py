@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.request import SamplingParams
+from sluice_engine.core.steptime import StepTimes
 from sluice_simulator.workload import END_TOKEN
 
 # Any token but the end; what it says does not matter.
@@ -32,31 +33,27 @@ class Durations(Protocol):
 
 
 class Noisy:
-    """The predicted time, times a factor drawn from a log-normal distribution whose median is 1."""
+    """What a table says, times a factor drawn from a log-normal distribution whose median is 1.
 
-    def __init__(self, sigma: float, source: random.Random, slowdown: float = 1.0) -> None:
+    It is the machine, so it knows the table of the scenario, and not what the engine has learned from its steps since.
+    """
+
+    def __init__(self, times: StepTimes, sigma: float, source: random.Random, slowdown: float = 1.0) -> None:
         """`sigma` is the standard deviation of the factor's logarithm; 0: no noise."""
+        self._times = times
         self._sigma = sigma
         self._source = source
         self._slowdown = slowdown
 
     def of(self, plan: StepPlan) -> int:
         """Microseconds of a step."""
-        if not self._sigma:
-            return max(1, round(plan.predicted_us * self._slowdown))
-        factor = math.exp(self._source.gauss(0.0, self._sigma)) * self._slowdown
-        return max(1, round(plan.predicted_us * factor))
-
-
-class Recorded:
-    """The times of a record's steps, one after the other; the prediction where the record has ended."""
-
-    def __init__(self, times_us: Iterator[int]) -> None:
-        self._times_us = times_us
-
-    def of(self, plan: StepPlan) -> int:
-        """Microseconds of the next step."""
-        return max(1, next(self._times_us, plan.predicted_us))
+        factor = self._slowdown
+        if self._sigma:
+            factor *= math.exp(self._source.gauss(0.0, self._sigma))
+        predicted_us = self._times.predict_us(
+            plan.decode_requests, plan.prefill_tokens, plan.context_tokens, plan.prior_pairs
+        )
+        return max(1, round(predicted_us * factor))
 
 
 class Executor:

@@ -16,16 +16,14 @@ from typing import Any
 import click
 
 from sluice_engine import codec
-from sluice_engine.core.steptime import StepTable
 from sluice_engine.errors import EngineError
+from sluice_engine.table_file import read_step_table
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.units import parse_duration_us
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.record import SCHEMA
 
-_TABLES = Path("~/.cache/sluice/step-times")
-"""Where `sluice run` keeps what it measured."""
 _MOST_STEPS = 4096
 _LOOK_EVERY_S = 1.0
 _TIMEOUT_S = 20.0
@@ -36,6 +34,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
+        self.table: dict[str, Any] | None = None
+        """The step times that the engine began with: it goes on learning."""
         self._steps: dict[int, dict[str, Any]] = {}
         self._requests: dict[str, dict[str, Any]] = {}
 
@@ -46,6 +46,8 @@ class Watch:
             InvalidInput: nobody answers there, or it is no admin port.
         """
         self.state = fetch(f"{url}/state")
+        if self.table is None:
+            self.table = fetch(f"{url}/step-table").get("table")
         engine = self.state.get("engine") or {}
         last = max(self._steps, default=0)
         # Steps go on while we look: a few more than there were, and no more than the ring holds.
@@ -60,12 +62,12 @@ class Watch:
         engine = self.state.get("engine") or {}
         return int(engine.get("running_requests", 0)) + int(engine.get("waiting_requests", 0))
 
-    def document(self, service: dict[str, Any] | None, table: StepTable | None) -> dict[str, Any]:
+    def document(self, service: dict[str, Any] | None) -> dict[str, Any]:
         """The record."""
         return {
             "schema": SCHEMA,
             "service": service,
-            "table": codec.encode(table),
+            "table": self.table,
             "state": self.state,
             "steps": [self._steps[number] for number in sorted(self._steps)],
             "requests": sorted(self._requests.values(), key=lambda one: one["queued_us"]),
@@ -75,9 +77,7 @@ class Watch:
 @click.command()
 @click.argument("url", metavar="URL")
 @click.option("--service", "service_file", metavar="FILE", help="The InferenceService that runs there.")
-@click.option(
-    "--table", "table_file", metavar="FILE", help="Its step times; left out, looked for where `run` keeps them."
-)
+@click.option("--table", "table_file", metavar="FILE", help="Step times instead of those that the engine tells.")
 @click.option("--for", "duration", metavar="DURATION", default="60s", show_default=True, help="How long to watch.")
 @click.option("--output", "-o", "output", metavar="FILE", required=True, help="Where the record goes.")
 def record(url: str, service_file: str | None, table_file: str | None, duration: str, output: str) -> int:
@@ -91,6 +91,8 @@ def record(url: str, service_file: str | None, table_file: str | None, duration:
     seconds = parse_duration_us(duration, "--for") / 1e6
     service = None if service_file is None else _service(service_file)
     watch = Watch()
+    if table_file is not None:
+        watch.table = _table(table_file)
     ends = time.monotonic() + seconds
     while True:
         watch.look(url.rstrip("/"))
@@ -98,7 +100,7 @@ def record(url: str, service_file: str | None, table_file: str | None, duration:
         if left <= 0:
             break
         time.sleep(min(_LOOK_EVERY_S, left))
-    document = watch.document(service, _table(watch, table_file))
+    document = watch.document(service)
     try:
         Path(output).write_text(json.dumps(document), encoding="utf-8")
     except OSError as error:
@@ -107,7 +109,7 @@ def record(url: str, service_file: str | None, table_file: str | None, duration:
     if watch.in_flight:
         click.echo(f"{watch.in_flight:,} are under way still, and are left out", err=True)
     if document["table"] is None:
-        click.echo("no step times were found: a replay needs them from --table, or from a scenario", err=True)
+        click.echo("the engine tells no step times: a replay needs them from a scenario", err=True)
     return 0 if document["requests"] else 1
 
 
@@ -140,19 +142,9 @@ def _service(file: str) -> dict[str, Any]:
     return found[0]
 
 
-def _table(watch: Watch, file: str | None) -> StepTable | None:
-    """The step times that the engine tells the digest of, or those of a file."""
-    if file is not None:
-        try:
-            return codec.from_json(StepTable, manifest.read_text(file), "table")
-        except (EngineError, InvalidManifest, ValueError, RecursionError) as error:
-            raise InvalidInput(file, "", f"is no step table: {error}") from error
-    wanted = (watch.state.get("engine") or {}).get("table_digest")
-    for path in sorted(_TABLES.expanduser().glob("*.json")):
-        try:
-            table = codec.from_json(StepTable, path.read_bytes(), "table")
-        except (EngineError, OSError, ValueError, RecursionError):
-            continue
-        if codec.digest(table) == wanted:
-            return table
-    return None
+def _table(file: str) -> dict[str, Any]:
+    try:
+        table: dict[str, Any] = codec.encode(read_step_table(manifest.read_text(file)))
+    except (EngineError, InvalidManifest, ValueError, RecursionError) as error:
+        raise InvalidInput(file, "", f"is no step table: {error}") from error
+    return table

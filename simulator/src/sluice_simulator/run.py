@@ -164,7 +164,8 @@ def _open(source: Source, randomness: random.Random, until_us: int | None, index
 
 
 def _noisy(scenario: Scenario, number: int) -> Durations:
-    return Noisy(scenario.machine.noise_sigma, _source(scenario, f"steps of {number}"), scenario.machine.slowdown)
+    machine = scenario.machine
+    return Noisy(machine.times, machine.noise_sigma, _source(scenario, f"steps of {number}"), machine.slowdown)
 
 
 def _source(scenario: Scenario, purpose: str) -> random.Random:
