@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 import operator_scene as scene
+from sluice_operator.cli import main
 from sluice_operator.errors import PodFailed
 from sluice_operator.local import LocalPod
 
@@ -65,6 +66,31 @@ async def test_the_demo_serves_and_leaves_nothing_running(cache: Path) -> None:
     assert not any(is_running(pid) for pid in pids)
     assert not folder.exists()
     assert os.listdir(cache), "the step table is kept"  # noqa: PTH208  # a Path would be refused in async code
+
+
+async def test_a_running_pod_explains_itself(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    async with LocalPod(scene.example("demo-cpu"), cache_dir=cache) as pod:
+        await pod.wait_ready()
+        answer = await complete(pod.url, max_tokens=8)
+        url, name = pod.admin_url, f"req-{answer['id'].removeprefix('cmpl-')}"
+        told = [
+            await asyncio.to_thread(main.run, arguments)
+            for arguments in (["explain", url, name], ["trace", url, "-o", str(trace)], ["top", url, "--once"])
+        ]
+        stranger = await asyncio.to_thread(main.run, ["explain", url, "req-nobody"])
+
+    out = capsys.readouterr().out
+    assert (told, stranger) == ([0, 0, 0], 1)
+    for words in (
+        f"{name}\nIt came to /completions",
+        "Nobody was inside; the first token was predicted after",
+        "Its first token came of step",
+        "The promise was kept.",
+        "smollm2-135m  ready  step",
+    ):
+        assert words in out
+    assert "decode " in trace.read_text()
 
 
 async def test_an_engine_that_cannot_start_says_why(cache: Path) -> None:
