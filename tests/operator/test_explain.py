@@ -191,6 +191,10 @@ def test_the_clients_own_id_finds_its_last_attempt_and_names_the_others() -> Non
     assert "the client sent this id before, as req-1, req-2" in tell(found)[0]
 
 
+def test_the_title_tells_how_long_ago_it_came() -> None:
+    assert tell(life(served()), 12_950_000)[0] == "req-a (the client calls it mine), came 12.0 s ago"
+
+
 def test_choices_of_one_call_are_told_apart_and_one_can_be_asked_for() -> None:
     records = recorded(
         step(1, chunk("req-a/0", 0, 10, last=True), chunk("req-a/1", 0, 10, slot=1, last=True)),

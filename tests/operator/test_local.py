@@ -83,7 +83,7 @@ async def test_a_running_pod_explains_itself(cache: Path, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert (told, stranger) == ([0, 0, 0], 1)
     for words in (
-        f"{name}\nIt came to /completions",
+        f"{name}, came ",
         "Nobody was inside; the first token was predicted after",
         "Its first token came of step",
         "The promise was kept.",

@@ -1,4 +1,4 @@
-"""`/state` and `/steps`: what the engine's thread published, and what only a reader can tell: how long a step runs."""
+"""`/state`: what the engine's thread published, and what only a reader can tell: how long a step runs."""
 
 from __future__ import annotations
 
@@ -76,14 +76,3 @@ def step_table(service: EngineService) -> dict[str, Any] | None:
 @functools.lru_cache(maxsize=2)
 def _digest(table: StepTable) -> str:
     return digest(table)
-
-
-def last_steps(service: EngineService, count: int) -> dict[str, Any]:
-    """The last step records, and the requests that ended since the first of them; oldest first."""
-    if service.engine is None:
-        return {"steps": [], "requests": []}
-    loop = service.engine.loop
-    steps = loop.trace.last(count)
-    since = steps[0].step if steps else 0
-    ended = [request for request in loop.ended.copy() if request.ended_step >= since]
-    return {"steps": [encode(step) for step in steps], "requests": [encode(request) for request in ended]}

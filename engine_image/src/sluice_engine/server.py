@@ -34,7 +34,7 @@ from sluice_engine.errors import (
     RequestError,
 )
 from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, completion_prompts, requests_of
-from sluice_engine.live_state import Identity, engine_state, last_steps, step_table
+from sluice_engine.live_state import Identity, engine_state, step_table
 from sluice_engine.protocol.body import parse_object
 from sluice_engine.protocol.chat import ChatReply, parse_chat, parse_messages
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
@@ -42,6 +42,7 @@ from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.service import EngineService
+from sluice_engine.steps_page import steps_page
 
 log = logging.getLogger(__name__)
 
@@ -268,7 +269,13 @@ class EngineServer:
         text = http.query.get("last", "100")
         if not (text.isascii() and text.isdecimal() and len(text) <= 6 and 1 <= int(text) <= MAX_STEPS_SHOWN):
             raise InvalidRequest.field("last", f"must be 1 to {MAX_STEPS_SHOWN}")
-        return _json(last_steps(self._service, int(text)))
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(http)
+        for piece in steps_page(self._service, int(text)):
+            await response.write(piece)
+            await asyncio.sleep(0)  # the streams' turn
+        await response.write_eof()
+        return response
 
     async def _cleanup(self, _app: web.Application) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -8,6 +8,7 @@ object for each share, is made when somebody asks.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -112,8 +113,12 @@ class StepTrace:
 
     def last(self, count: int) -> list[StepRecord]:
         """The last `count` records, oldest first."""
+        return list(self.each(count))
+
+    def each(self, count: int) -> Iterator[StepRecord]:
+        """The same one by one, each made when it is asked for."""
         kept = self._kept.copy()
-        return [step.whole() for step in islice(kept, max(0, len(kept) - count), None)]
+        return (step.whole() for step in islice(kept, max(0, len(kept) - count), None))
 
 
 def _chunk_record(chunk: ScheduledRequest) -> ScheduledRecord:

@@ -31,5 +31,5 @@ def explain(where: str, request_id: str, *, as_json: bool) -> int:
         decisions = f"the last {len(records.decisions):,} decisions of the gate"
         click.echo(f"sluice: no request {request_id} among {decisions} and {steps} of the engine", err=True)
         return 1
-    click.echo(json.dumps(codec.encode(life), indent=2) if as_json else "\n".join(tell(life)))
+    click.echo(json.dumps(codec.encode(life), indent=2) if as_json else "\n".join(tell(life, records.now_us)))
     return 0

@@ -49,9 +49,12 @@ _PRICES = {
 }
 
 
-def tell(life: Life) -> list[str]:
-    """The sentences, a line each; what belongs to the line above is indented."""
-    lines = [_title(life)]
+def tell(life: Life, now_us: int | None = None) -> list[str]:
+    """The sentences, a line each; what belongs to the line above is indented.
+
+    `now_us`, where it is known, is the pod's clock as it told the life.
+    """
+    lines = [_title(life, now_us)]
     decision = life.decision
     origin_us = _origin_us(life)
     if decision is None:
@@ -69,13 +72,14 @@ def tell(life: Life) -> list[str]:
     return lines
 
 
-def _title(life: Life) -> str:
+def _title(life: Life, now_us: int | None) -> str:
     decision = life.decision
     known = f" (the client calls it {decision.client_id})" if decision is not None and decision.client_id else ""
     others = ""
     if life.same_client_id:
         others = f"; the client sent this id before, as {', '.join(life.same_client_id)}"
-    return f"{life.request_id}{known}{others}"
+    came = "" if decision is None or now_us is None else f", came {span(now_us - decision.arrived_us)} ago"
+    return f"{life.request_id}{known}{came}{others}"
 
 
 def _origin_us(life: Life) -> int:
