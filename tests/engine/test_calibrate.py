@@ -117,6 +117,31 @@ def test_measuring_ends_within_a_minute_whatever_is_promised(tmp_path: Path, itl
     assert machine.now_us < 60_000_000
 
 
+class Disturbed(Machine):
+    """Something else runs in two thirds of the steps, which then take up to six times as long."""
+
+    def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
+        before = self.now_us
+        cost = super().measure(decode_requests, prefill_tokens, context_tokens, start_tokens)
+        extra = cost * (0, 2, 5)[len(self.measured) * 7 % 11 % 3]
+        self.now_us = before + cost + extra
+        return cost + extra
+
+
+def test_what_else_ran_meanwhile_is_mostly_taken_out(tmp_path: Path) -> None:
+    machine = Disturbed()
+
+    table, _ = calibrate(machine, config(tmp_path), live(), lambda: machine.now_us)
+
+    cells = [(1, 0), (4, 64), (16, 64), (16, 256), (4, 512)]
+    ratios = [table.predict_us(*cell, 0) / Machine().measure(*cell, 0) for cell in cells]
+    assert max(ratios) < 3.1, ratios
+    assert sorted(ratios)[2] < 1.5, ratios
+    rows = [[table.predict_us(d, p, 0) for p in table.prefill_axis] for d in table.decode_axis[1:]]
+    assert all(row == sorted(row) for row in rows), "more prefill never costs less"
+    assert all(list(column) == sorted(column) for column in zip(*rows, strict=True)), "nor do more decodes"
+
+
 def test_a_chunk_and_a_batch_that_are_set_are_measured_themselves(tmp_path: Path) -> None:
     machine = Machine()
 

@@ -125,6 +125,7 @@ def _measure(
             break
     # Whatever else the machine did made a step longer, never shorter: of two, the shorter is nearer to the truth.
     medians = {cell: statistics.median_low(times) for cell, times in samples.items()}
+    _lower_to_larger(medians, decode_axis, prefill_axis)
     # A step of nothing is never run: its cell is where the lines through the smallest measured steps meet.
     medians[0, 0, 0, 0] = _empty_step(medians, decode_axis, prefill_axis)
     log.info(
@@ -230,6 +231,16 @@ def _starts(runner: MeasuredRunner, prefill_axis: tuple[int, ...], longest_us: i
             start = max(start, min(deepest, int((longest_us - took_us) / (price_us * tokens))))
         starts[tokens] = start
     return starts
+
+
+def _lower_to_larger(medians: dict[_Cell, int], decode_axis: tuple[int, ...], prefill_axis: tuple[int, ...]) -> None:
+    """A step costs no more than one with more in it: where it was measured so, something else ran meanwhile."""
+    for at_d, d in reversed(list(enumerate(decode_axis))):
+        for at_p, p in reversed(list(enumerate(prefill_axis))):
+            larger = [(more, p, 0, 0) for more in decode_axis[at_d + 1 : at_d + 2]]
+            larger += [(d, more, 0, 0) for more in prefill_axis[at_p + 1 : at_p + 2]]
+            if d or p:
+                medians[d, p, 0, 0] = min(medians[cell] for cell in [(d, p, 0, 0), *larger])
 
 
 def _prior_pair_prices(
