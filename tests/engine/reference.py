@@ -17,11 +17,15 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from engine.scripted import make_limits
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.host_pool import HostPool
+from sluice_engine.core.link import Link
 from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.executor import ThreadExecutor
 from sluice_engine.runner import TorchRunner
 
@@ -111,6 +115,7 @@ def run(
     num_blocks: int | None = None,
     depth: int = 0,
     prefix: bool = False,
+    swap: bool = False,
 ) -> Scheduler:
     """Add all requests, step until none is left, and return the scheduler that was used. None of them fails."""
     limits = make_limits(
@@ -129,6 +134,8 @@ def run(
         max_length_tokens=runner.max_length_tokens,
         depth=depth,
         prefix=PrefixCache(pool, enabled=prefix),
+        space=SwapSpace(HostPool(runner.num_host_blocks, pool.block_tokens), Link(0, 1, 1)) if swap else None,
+        policies=Policies(resume="Swap"),
     )
     ticks = iter(range(0, 1 << 62, 1000))
     executor = ThreadExecutor(runner) if depth else None

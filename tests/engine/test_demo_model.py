@@ -6,7 +6,7 @@ import pytest
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from sluice_engine.config import ModelSource
-from sluice_engine.core.request import Request
+from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.runner import TorchRunner
 from sluice_engine.sources import resolve
 from sluice_engine.tokenizer import load_tokenizer
@@ -32,7 +32,7 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def runner() -> TorchRunner:
-    return load_runner(DEMO)
+    return load_runner(DEMO, host_swap_bytes=64 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +99,49 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
     assert scheduler.preemptions_total > 0
     assert any(request.num_preemptions for request in requests)
     _agrees(reference, prompts, alone, outputs(requests))
+
+
+def test_state_kept_on_the_host_and_brought_back_changes_nothing(
+    runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    requests = _requests(prompts)
+    scheduler = run(runner, requests, num_blocks=24, swap=True, prefix=True, depth=1)
+    assert scheduler.suspension.host.swaps_total > 0
+    assert scheduler.recomputed_tokens_total == 0
+    _agrees(reference, prompts, alone, outputs(requests))
+
+
+def test_a_prefix_that_was_computed_for_others_changes_nothing(
+    runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    """One after another, twice over: the second time all but the last block of each prompt is found."""
+    requests = [*_requests(prompts), *_requests(prompts)]
+    for index, request in enumerate(requests):
+        request.id, request.arrival_us = f"request {index}", index
+    scheduler = run(runner, requests, max_sequences=1, prefix=True)
+    again = requests[len(prompts) :]
+    assert [r.num_cached_tokens for r in again] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+    assert scheduler.prefix.hits_total >= sum(len(prompt) > 16 for prompt in prompts)
+    _agrees(reference, [*prompts, *prompts], [*alone, *alone], outputs(requests))
+
+
+def test_seeded_samples_are_the_same_swapped_found_and_in_pieces(runner: TorchRunner, prompts: list[list[int]]) -> None:
+    def sampled() -> list[Request]:
+        return [
+            Request(str(i), list(prompt), len(prompt), SamplingParams(max_tokens=24, temperature=0.8, seed=i), i)
+            for i, prompt in enumerate(prompts)
+        ]
+
+    undisturbed, swapped, first, found = sampled(), sampled(), sampled(), sampled()
+    for request in undisturbed:
+        run(runner, [request])
+    scheduler = run(runner, swapped, num_blocks=24, per_request=7, swap=True)
+    assert scheduler.suspension.host.swaps_total > 0
+    for request in found:
+        request.id, request.arrival_us = f"{request.id} again", request.arrival_us + len(prompts)
+    scheduler = run(runner, [*first, *found], max_sequences=1, prefix=True)
+    assert scheduler.prefix.hits_total > 0
+    produced = [*outputs(swapped), *outputs(found)]
+    same = [a == b for a, b in zip(produced, 2 * outputs(undisturbed), strict=True)]
+    # A draw that falls on the border of two tokens is a tie, as two equal logits are.
+    assert same.count(False) <= 1

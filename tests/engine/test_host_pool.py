@@ -87,16 +87,14 @@ def test_a_request_is_not_swapped_out_twice() -> None:
         host.swap_out(request)
 
 
-def test_what_ended_while_it_was_swapped_out_gives_its_blocks_back_behind_the_last_step() -> None:
+def test_what_ended_while_it_was_swapped_out_gives_its_blocks_back() -> None:
     host = HostPool(4, BLOCK_TOKENS)
     request = running([0, 1], 8)
     host.swap_out(request)
 
-    host.drop(request, step=3)
-    host.drop(request, step=4)
+    host.drop(request)
+    host.drop(request)
 
-    assert host.num_free == 2
-    host.settled(3)
     assert host.num_free == 4
 
 

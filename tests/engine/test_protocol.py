@@ -426,8 +426,15 @@ def test_a_chat_stream_speaks_openais_words() -> None:
     }  # fmt: skip
     assert frame(reply.piece(1, Piece("a\n\u2028")))["choices"] == [{**choice, "delta": {"content": "a\n\u2028"}}]
     assert frame(reply.closing(1, "stop"))["choices"] == [{**choice, "delta": {}, "finish_reason": "stop"}]
-    assert frame(reply.usage(Usage(3, 4))) == {
-        **shared, "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert frame(reply.usage(Usage(3, 4, 2))) == {
+        **shared,
+        "choices": [],
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 4,
+            "total_tokens": 7,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
     }  # fmt: skip
 
 

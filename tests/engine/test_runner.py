@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(tiny: Path) -> TorchRunner:
-    return load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 20, block_tokens=8)
+    return load_runner(ModelSource(path=str(tiny)), capacity_bytes=1 << 20, block_tokens=8, host_swap_bytes=1 << 19)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,7 @@ def test_every_kind_of_llama_says_what_transformers_says(tmp_path: Path, options
     token_budget=st.integers(8, 64),
     depth=st.integers(0, 2),
     prefix=st.booleans(),
+    swap=st.booleans(),
 )
 def test_any_schedule_gives_the_reference_s_tokens(
     runner: TorchRunner,
@@ -102,6 +103,7 @@ def test_any_schedule_gives_the_reference_s_tokens(
     token_budget: int,
     depth: int,
     prefix: bool,  # noqa: FBT001
+    swap: bool,  # noqa: FBT001
 ) -> None:
     prompts = [_prompt(seed % 3, length) for seed, length in enumerate(lengths)]
     requests = [greedy(str(i), prompt, max_tokens=12) for i, prompt in enumerate(prompts)]
@@ -114,6 +116,7 @@ def test_any_schedule_gives_the_reference_s_tokens(
         token_budget=max(token_budget, max_sequences),
         depth=depth,
         prefix=prefix,
+        swap=swap,
     )
     for prompt, output in zip(prompts, outputs(requests), strict=True):
         reference.assert_greedy(prompt, output)
@@ -144,6 +147,19 @@ def test_sampling_depends_on_a_request_s_own_history_alone(runner: TorchRunner) 
     assert outputs(batched) == outputs(alone)
     assert outputs(preempted) == outputs(alone)
     assert outputs(overlapped) == outputs(alone)
+    swapped = sampled()
+    scheduler = run(runner, swapped, num_blocks=14, per_request=7, swap=True)
+    assert scheduler.suspension.host.swaps_total > 0
+    assert scheduler.recomputed_tokens_total == 0
+    assert outputs(swapped) == outputs(alone)
+    first, second = sampled(), sampled()
+    for index, request in enumerate(second):
+        request.id += " again"
+        request.arrival_us = 1 + index
+    scheduler = run(runner, [*first, *second], max_sequences=1, prefix=True)
+    assert scheduler.prefix.hits_total >= len(second)
+    assert all(request.num_cached_tokens == 16 for request in second)
+    assert outputs(first) == outputs(second) == outputs(alone)
     assert len({tuple(output) for output in outputs(alone)}) == len(alone)
 
 

@@ -32,6 +32,7 @@ def test_a_minimal_spec_has_the_crds_defaults() -> None:
     assert (spec.scheduling.victim, spec.scheduling.max_preemptions_per_request) == ("LeastComputed", 3)
     assert spec.live.scheduling.aging_interval_us == 20_000_000
     assert (spec.live.admission.tenants, spec.trusted_peers) == ((), ())
+    assert (spec.cache.prefix_caching, spec.cache.host_swap_bytes) == ("Enabled", None)
 
 
 def test_the_full_example_is_carried_over_whole() -> None:
@@ -39,6 +40,7 @@ def test_the_full_example_is_carried_over_whole() -> None:
 
     assert spec.model.served_name == "llama-3.2-1b-instruct"
     assert spec.cache.capacity_bytes == 40 * 1024**3
+    assert (spec.cache.prefix_caching, spec.cache.host_swap_bytes) == ("Enabled", 16 * 1024**3)
     assert spec.scheduling.token_budget == 3456
     assert spec.scheduling.max_sequences == 64
     assert (spec.scheduling.policy, spec.scheduling.fairness_unit) == ("WeightedFair", "KVByteSeconds")

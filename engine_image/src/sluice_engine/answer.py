@@ -124,7 +124,12 @@ class Answer:
         return Progress(output.index, piece, finish_reason)
 
     def _usage(self) -> Usage:
-        return Usage(self._prompt_tokens, sum(output.num_tokens for output in self._outputs.values()))
+        outputs = self._outputs.values()
+        # As the prompt counts once, so does what was found of it: by its first choice.
+        cached_tokens = sum(
+            output.request.num_cached_tokens for output in outputs if output.request.sampling.choice == 0
+        )
+        return Usage(self._prompt_tokens, sum(output.num_tokens for output in outputs), cached_tokens)
 
 
 def _frames(reply: Reply, progress: Progress) -> list[bytes]:

@@ -14,6 +14,7 @@ from sluice_engine.errors import InvalidConfig
 
 DataType = Literal["Auto", "Float32", "BFloat16", "Float16"]
 Enforcement = Literal["Enforce", "Observe"]
+Switch = Literal["Enabled", "Disabled"]
 Policy = Literal["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
 FairnessUnit = Literal["Starts", "Tokens", "DeviceTime", "KVByteSeconds"]
 Resume = Literal["Auto", "Recompute", "Swap"]
@@ -68,6 +69,8 @@ class CacheConfig:
     """Share of the memory left after the weights that the pool may take, where `capacity_bytes` is not set."""
     capacity_bytes: int | None = None
     """Size of the pool in bytes; the way on a CPU, where the machine's memory is shared."""
+    prefix_caching: Switch = "Enabled"
+    """Whether requests of one tenant that begin alike share KV blocks."""
     host_swap_bytes: int | None = None
     """Host memory for the KV of preempted requests; None: their KV is dropped and computed again."""
 
@@ -101,6 +104,8 @@ class SchedulerConfig:
     """What `WeightedFair` shares out; set with that policy and no other."""
     victim: VictimPolicy = "LeastComputed"
     """Who is preempted first when blocks are short."""
+    resume: Resume = "Auto"
+    """What becomes of its KV: computed again, or kept in host memory where there is room. Auto: the cheaper."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -45,7 +45,8 @@ def load_engine(
         progress(LoadingProgress(stage="step_table", steps_done=done, steps_total=of))
 
     table, capacity = calibrate(runner, config, live, clock, measured)
-    core = assemble(config, live, table, capacity)
+    link = runner.measure_link()
+    core = assemble(config, live, table, capacity, num_host_blocks=runner.num_host_blocks, link=link)
     derived = core.tuning.current.derived
     if not derived.feasible:
         log.warning("promise infeasible", extra={"reason": derived.reason})

@@ -84,7 +84,7 @@ def _parse(body: Json) -> ServiceSpec:
         if accelerator["resourceName"] in spec["resources"].get(kind, {}):
             problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
             raise InvalidSpec(f"spec.resources.{kind}", problem)
-    capacity = cache.get("capacity")
+    capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity")
     return ServiceSpec(
         name=metadata["name"],
         namespace=metadata.get("namespace", ""),
@@ -106,11 +106,14 @@ def _parse(body: Json) -> ServiceSpec:
             policy=scheduling["policy"],
             fairness_unit=scheduling.get("fairnessUnit"),
             victim=preemption["victim"],
+            resume=preemption["resume"],
         ),
         cache=CacheConfig(
             block_tokens=cache["blockTokens"],
             memory_percent=cache["memoryPercent"],
             capacity_bytes=None if capacity is None else parse_quantity_bytes(capacity, "spec.cache.capacity"),
+            prefix_caching=cache["prefixCaching"],
+            host_swap_bytes=None if swap is None else parse_quantity_bytes(swap, "spec.cache.hostSwapCapacity"),
         ),
         live=LiveConfig(
             slo=SLOConfig(

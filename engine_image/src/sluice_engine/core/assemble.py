@@ -12,10 +12,14 @@ from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation, derivation_of, most_sequences
 from sluice_engine.core.derive import Capacity
+from sluice_engine.core.host_pool import HostPool
+from sluice_engine.core.link import Link
 from sluice_engine.core.order.policy import Policies
+from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.refine import RefinedTable
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import StepTable, StepTimes
+from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
 
 
@@ -28,8 +32,19 @@ class Assembled:
     """What it tells of itself, kept true by the steps that run."""
 
 
-def assemble(config: EngineConfig, live: LiveConfig, times: StepTimes, capacity: Capacity) -> Assembled:
-    """The scheduler that obeys both files on this machine. A table goes on learning; other step times stay."""
+def assemble(
+    config: EngineConfig,
+    live: LiveConfig,
+    times: StepTimes,
+    capacity: Capacity,
+    *,
+    num_host_blocks: int = 0,
+    link: Link | None = None,
+) -> Assembled:
+    """The scheduler that obeys both files on this machine. A table goes on learning; other step times stay.
+
+    `num_host_blocks`: what fits into `cache.host_swap_bytes`; `link`: the way there, as measured.
+    """
     if isinstance(times, StepTable):
         times = RefinedTable(times, live.slo.target_percent)
 
@@ -37,12 +52,15 @@ def assemble(config: EngineConfig, live: LiveConfig, times: StepTimes, capacity:
         return derivation_of(config, live, times, capacity, promise_percent=promise_percent)
 
     current = derive(100)
+    pool = BlockPool(capacity.num_blocks, capacity.block_tokens)
     scheduler = Scheduler(
         current.limits,
-        BlockPool(capacity.num_blocks, capacity.block_tokens),
+        pool,
         times,
         max_length_tokens=capacity.max_length_tokens,
         policies=Policies.of(config, live),
+        prefix=PrefixCache(pool, enabled=config.cache.prefix_caching == "Enabled"),
+        space=SwapSpace(HostPool(num_host_blocks, pool.block_tokens), link) if link is not None else None,
         num_slots=max(most_sequences(config, capacity), current.limits.max_sequences),
         depth=_overlap_depth(config),
     )

@@ -64,13 +64,12 @@ class HostPool:
         self._pool.release(request.host_blocks, fence=step)
         return copies
 
-    def drop(self, request: Request, *, step: int) -> None:
+    def drop(self, request: Request) -> None:
         """Give up what a request keeps here, if anything: it ended, or its copy cannot be trusted.
 
-        `step` is the last step planned, which may still be copying.
+        A step that is still copying does no harm: copies out are made in the order of plans.
         """
-        if request.host_blocks:
-            self._pool.release(request.host_blocks, fence=step)
+        self._pool.release(request.host_blocks)
 
     def settled(self, step: int) -> None:
         """All steps up to this one were processed: what they copied from can be had again."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice_engine.core.host_pool import Copies
+from sluice_engine.core.price import PriceReason
 from sluice_engine.core.request import Request
 
 Ints = npt.NDArray[np.int64]
@@ -107,6 +108,11 @@ class Preemption:
     """Price of computing its state again, from the measured table."""
     beneficiary_id: str
     """The request that needed the blocks."""
+    swap_us: int | None = None
+    """Price of keeping its state on the host, by the measured link; None where that cannot be done."""
+    choice: Literal["recompute", "swap"] = "recompute"
+    reason: PriceReason = "no_host_pool"
+    """Why it went that way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from sluice_engine.core.rows import Rows
 from sluice_engine.core.settlement import Settlement
 from sluice_engine.core.step import Step
 from sluice_engine.core.steptime import StepTimes
+from sluice_engine.core.suspension import Suspension, SwapSpace
 from sluice_engine.core.window import Window
 
 # Waiting requests that are looked at beyond the first that cannot be placed: a few, so that a step's cost is bounded.
@@ -74,12 +75,16 @@ class Scheduler:
         max_length_tokens: int,
         policies: Policies | None = None,
         prefix: PrefixCache | None = None,
+        space: SwapSpace | None = None,
         depth: int = 0,
         num_slots: int | None = None,
     ) -> None:
         """`limits` may be replaced between steps; `num_slots`: the most requests that they may ever let run.
 
         `policies`: who goes first, who gives way; the program's own defaults without.
+
+        `prefix`: what requests may share; nothing without. `space`: where preempted ones keep their state; without it,
+        it is computed again.
 
         `depth`: steps that may be in flight while the next is planned.
         """
@@ -89,6 +94,13 @@ class Scheduler:
         self.max_length_tokens = max_length_tokens
         self.policies = policies if policies is not None else Policies()
         self.prefix = prefix or PrefixCache(pool, enabled=False)
+        self.suspension = Suspension(
+            space,
+            pool.block_tokens,
+            resume=self.policies.resume,
+            recompute_us=self._recompute_us,
+            lose=self._lose_progress,
+        )
         self.depth = depth
         self.requests: dict[str, Request] = {}
         """All that have not ended, by id."""
@@ -96,7 +108,7 @@ class Scheduler:
         self.waiting = order_for(self.policies, service)
         self._rank = rank_for(
             self.policies.victim,
-            price_us=self._recompute_us,
+            price_us=lambda request: self.suspension.price(request).us,
             freed_blocks=lambda request: pool.freed_by(request.blocks),
             latest_us=service.latest_start_us,
         )
@@ -120,7 +132,7 @@ class Scheduler:
         """The latest time that anybody told."""
         self._latched_for: int | None = None
         """Blocks that a victim needs to come back; entry is shut while this is set."""
-        self._settlement = Settlement(self.rows, self.window, pool, self.prefix, self.end)
+        self._settlement = Settlement(self.rows, self.window, pool, self.prefix, self.suspension, self.end)
 
     def _service(self) -> Service:
         """What a request still costs, for orders and expiry."""
@@ -172,9 +184,8 @@ class Scheduler:
         if request is None:
             return None
         if request.status is RequestStatus.RUNNING:
-            if outcome is Outcome.FAILED:
-                self.prefix.forget(request)
-            self._leave(request)
+            self._leave(request, sound=outcome is not Outcome.FAILED)
+        self.suspension.drop(request)
         request.status = RequestStatus.FINISHED
         request.outcome, request.error = outcome, error
         self.waiting.remove(request)
@@ -366,12 +377,14 @@ class Scheduler:
         hit = self.prefix.match(request)
         if self._missing_blocks(request, hit) > 0:
             return "no_free_blocks"
-        share = self._prefill_share(request, hit.num_tokens, step, wanted_behind)
+        start = max(request.num_computed, hit.num_tokens)
+        share = self._prefill_share(request, start, step, wanted_behind)
         if share <= 0:
             return "budget_exhausted"
         self.prefix.take(request, hit)
         granted = self.pool.grow(request.blocks, request.num_tokens)
         assert granted, "entry was checked"
+        self.suspension.resume(request, found_blocks=hit.num_blocks, step=self.step + 1, now_us=now_us)
         self.waiting.remove(request)
         self.waiting.charge(request, starts=1)
         if self._meter is not None:
@@ -430,6 +443,7 @@ class Scheduler:
         chunks = tuple(self._seal_chunk(request, *share) for request, share in step.chunks.items())
         runs = bool(len(batch) or chunks)
         self.step += runs
+        swap_out, swap_in = self.suspension.take_copies(self.step) if runs else ((), ())
         waiting = _count_reasons(step, len(self.waiting))
         plan = StepPlan(
             step=self.step,
@@ -441,12 +455,14 @@ class Scheduler:
             prior_pairs=step.prior_pairs,
             table_changes=tuple(self._table_changes) if runs else (),
             preempted=tuple(step.preempted),
+            swap_out=swap_out,
+            swap_in=swap_in,
             expired=expired,
             idle_reason=None if runs else self._idle_reason(waiting),
             waiting_reasons=waiting,
             held_back=tuple(step.held_back),
             optimistic_blocks=self._optimistic_blocks if runs else 0,
-            predicted_us=self._predict_us(step) if runs else 0,
+            predicted_us=self._predict_us(step) + self.suspension.copies_us(swap_out, swap_in) if runs else 0,
             tokens_left=step.budgets.left("tokens"),
             prefill_left=step.budgets.left("prefill_tokens"),
             free_blocks_before=free_before,
@@ -509,20 +525,28 @@ class Scheduler:
 
     def _preempt(self, victim: Request, needing: Request, step: Step) -> None:
         step.take_back(victim)
+        price = self.suspension.suspend(victim, self._now_us)
+        num_computed, free_before = victim.num_computed, self.pool.num_free
+        self._leave(victim)
         step.preempted.append(
             Preemption(
                 request_id=victim.id,
-                num_computed=victim.num_computed,
-                freed_blocks=len(victim.blocks),
-                recompute_us=self._recompute_us(victim),
+                num_computed=num_computed,
+                freed_blocks=self.pool.num_free - free_before,
+                recompute_us=price.recompute_us,
                 beneficiary_id=needing.id,
+                swap_us=price.swap_us,
+                choice=price.choice,
+                reason=price.reason,
             )
         )
         self.preemptions_total += 1
-        self.recomputed_tokens_total += victim.num_computed
         self._latched_for = blocks_for(victim.num_tokens, self.pool.block_tokens)
-        self._leave(victim)
-        victim.num_computed = 0
+        if price.choice == "swap":
+            victim.num_computed = num_computed  # what is left of its input is a chunk, as for all who enter
+        else:
+            self.recomputed_tokens_total += num_computed
+            victim.num_computed = 0
         victim.incarnation += 1
         victim.num_preemptions += 1
         victim.status = RequestStatus.WAITING
@@ -536,12 +560,21 @@ class Scheduler:
             victim.num_computed, self.times, chunk_tokens=chunk, decode_requests=beside, context_tokens=0
         )
 
-    def _leave(self, request: Request) -> None:
-        """Take a running request out of the batch, with all that it holds."""
+    def _lose_progress(self, request: Request) -> None:
+        """What a waiting request kept is gone: it begins again."""
+        self.waiting.remove(request)
+        self.recomputed_tokens_total += request.num_computed
+        request.num_computed = 0
+        self.waiting.push(request)
+
+    def _leave(self, request: Request, *, sound: bool = True) -> None:
+        """Take a running request out of the batch, with all that it holds; what is not sound is not kept for others."""
         if self._meter is not None:
             self._meter.left(request, self._now_us)
-        if request.outcome is not Outcome.FAILED:
+        if sound:
             self.prefix.settle(request, request.num_computed)
+        else:
+            self.prefix.forget(request)
         self.pool.release(request.blocks, fence=self.window.newest_step)
         request.num_settled_blocks = 0
         self.rows.leave(request)

@@ -17,6 +17,7 @@ from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, RequestStatus
 from sluice_engine.core.rows import Rows
+from sluice_engine.core.suspension import Suspension
 from sluice_engine.core.window import Window
 
 
@@ -29,6 +30,7 @@ class Settlement:
         window: Window,
         pool: BlockPool,
         prefix: PrefixCache,
+        suspension: Suspension,
         end: Callable[[str, Outcome, str | None], Request | None],
     ) -> None:
         """`end`: ends a request by its id, with an outcome and an error."""
@@ -36,6 +38,7 @@ class Settlement:
         self._window = window
         self._pool = pool
         self._prefix = prefix
+        self._suspension = suspension
         self._end = end
         self.stale_results_total = 0
         # By token id: whether it ends any request so far. Only rows that sampled such a token are looked at one by one.
@@ -61,6 +64,7 @@ class Settlement:
         for plan, due in self._window.due():
             emissions.extend(self._settle(plan, due, now_us))
             self._pool.settled(plan.step)
+            self._suspension.settled(plan.step)
         return emissions
 
     def _settle(self, plan: StepPlan, result: StepResult, now_us: int) -> Emissions:
@@ -68,9 +72,9 @@ class Settlement:
         if failure is None and len(result.token_ids) != plan.num_sampling:
             failure = f"the runner gave {len(result.token_ids)} tokens where {plan.num_sampling} were to be sampled"
         if failure is not None:
-            return Emissions([
-                self._fail(entry.request, failure) for entry in plan.scheduled if self._is_current(entry)
-            ])  # fmt: skip
+            lost = {entry.request: None for entry in plan.scheduled if self._is_current(entry)}
+            lost |= dict.fromkeys(self._suspension.failed(plan.step))
+            return Emissions([self._fail(request, failure) for request in lost])
         failed: list[Emission] = []
         decoded = self._settle_decodes(plan, result, now_us, failed)
         chunks = self._settle_chunks(plan, result, now_us)

@@ -58,6 +58,10 @@ class StepRecord:
     free_blocks_after: int
     optimistic_blocks: int
     """Blocks taken for tokens that follow tokens in flight."""
+    swapped_out_blocks: int
+    """KV blocks that were copied to the host before the step computed."""
+    swapped_in_blocks: int
+    """KV blocks that were copied back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class StepTrace:
             free_blocks_before=plan.free_blocks_before,
             free_blocks_after=plan.free_blocks_after,
             optimistic_blocks=plan.optimistic_blocks,
+            swapped_out_blocks=len(plan.swap_out),
+            swapped_in_blocks=len(plan.swap_in),
         )
         self._kept.append(_Kept(record, decodes.ids, decodes.slots, plan.decode_starts.astype(np.int32)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sluice_engine.config import EngineConfig, FairnessUnit, LiveConfig, Policy, VictimPolicy
+from sluice_engine.config import EngineConfig, FairnessUnit, LiveConfig, Policy, Resume, VictimPolicy
 from sluice_engine.core.order.fair import WeightedFair
 from sluice_engine.core.order.keyed import (
     AGE_GUARD_US,
@@ -31,6 +31,8 @@ class Policies:
     """Of tenants; 1 for those that are not named."""
     guard_us: int = AGE_GUARD_US
     victim: VictimPolicy = "LeastComputed"
+    resume: Resume = "Auto"
+    """What becomes of the state of those that gave way."""
     max_preemptions_per_request: int = 3
 
     @classmethod
@@ -43,6 +45,7 @@ class Policies:
             fairness_unit=scheduling.fairness_unit or "Tokens",
             weights={tenant.name: tenant.weight for tenant in live.admission.tenants},
             victim=scheduling.victim,
+            resume=scheduling.resume,
             max_preemptions_per_request=scheduling.max_preemptions_per_request,
         )
 
