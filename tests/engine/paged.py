@@ -1,18 +1,15 @@
 """A device that computes nothing but keeps books: what each cell of each block holds, on both sides of the link.
 
-A cell holds whose tokens led up to it, so a block may be shared by all whose tokens agree, and by nobody else. It knows
-block tables only from plans, as a device does.
+It knows block tables and copies only from plans, as a device does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.scripted import position_token, result_of
+from engine.scripted import Cell, cells_of, position_token, result_of
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import RequestStatus
-
-Cell = tuple[str, int] | None
 
 
 def _never(_plan: StepPlan) -> bool:
@@ -55,17 +52,8 @@ class PagedRunner:
     def _block(self, block: int) -> list[Cell]:
         return self._device.setdefault(block, [None] * self.block_tokens)
 
-    def _cells(self, entry: ScheduledRequest) -> list[Cell]:
-        """What its cells have to hold, as far as its tokens are known."""
-        cells: list[Cell] = []
-        chain = 0
-        for token in entry.request.tokens[: entry.start + entry.num_tokens]:
-            chain = hash((chain, token))
-            cells.append((entry.request.tenant, chain))
-        return cells
-
     def _write(self, entry: ScheduledRequest) -> None:
-        cells, table = self._cells(entry), self._tables[entry.slot]
+        cells, table = cells_of(entry), self._tables[entry.slot]
         for position in range(entry.start, entry.start + entry.num_tokens):
             # One that has ended meanwhile writes too, whatever comes of it.
             cell = cells[position] if position < len(cells) else ("nobody's", position)
@@ -76,6 +64,6 @@ class PagedRunner:
         if request.status is not RequestStatus.RUNNING or request.incarnation != entry.incarnation:
             return  # its result is stale
         table = self._tables[entry.slot]
-        for position, cell in enumerate(self._cells(entry)):
+        for position, cell in enumerate(cells_of(entry)):
             found = self._block(table[position // self.block_tokens])[position % self.block_tokens]
             assert found == cell, f"{request.id} attends to KV at {position} that is not its own"

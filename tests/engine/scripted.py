@@ -47,6 +47,20 @@ def result_of(plan: StepPlan, tokens: Sequence[SampledToken]) -> StepResult:
     )
 
 
+Cell = tuple[str, int] | None
+"""What a block's cell holds: whose tokens, and all of them up to here. So a block may be shared by those who agree."""
+
+
+def cells_of(entry: ScheduledRequest) -> list[Cell]:
+    """What the cells of a request have to hold up to the end of this share, as far as its tokens are known."""
+    cells: list[Cell] = []
+    chain = 0
+    for token in entry.request.tokens[: entry.start + entry.num_tokens]:
+        chain = hash((chain, token))
+        cells.append((entry.request.tenant, chain))
+    return cells
+
+
 class ScriptedRunner:
     """Keeps the plans it ran, and the KV that a device would hold: nothing is read before it is written."""
 
@@ -54,7 +68,7 @@ class ScriptedRunner:
         self.block_tokens = block_tokens
         self.script = script
         self.plans: list[StepPlan] = []
-        self._kv: dict[int, list[tuple[str, int, int] | None]] = {}
+        self._kv: dict[int, list[Cell]] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
@@ -70,15 +84,15 @@ class ScriptedRunner:
         return entry.request.blocks[position // self.block_tokens], position % self.block_tokens
 
     def _write(self, entry: ScheduledRequest) -> None:
+        contents = cells_of(entry)
         for position in range(entry.start, entry.start + entry.num_tokens):
             block, offset = self._cell(entry, position)
             cells = self._kv.setdefault(block, [None] * self.block_tokens)
-            cells[offset] = (entry.request.id, position, entry.request.tokens[position])
+            cells[offset] = contents[position]
 
     def _read(self, entry: ScheduledRequest) -> None:
-        for position in range(entry.start + entry.num_tokens):
+        for position, expected in enumerate(cells_of(entry)):
             block, offset = self._cell(entry, position)
-            expected = (entry.request.id, position, entry.request.tokens[position])
             assert self._kv[block][offset] == expected, "a token attends to KV that is not its own"
 
 

@@ -24,11 +24,16 @@ from engine.tiny_model import EOS, tiny_tokenizer
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.emissions import Emissions
+from sluice_engine.core.host_pool import HostPool
+from sluice_engine.core.link import Link
 from sluice_engine.core.loop import EngineLoop
+from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost, StepCost
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.live_state import Identity
 from sluice_engine.metrics import register
@@ -128,7 +133,16 @@ def make_loaded(
     runner: HeldRunner, *, num_blocks: int = 64, max_length: int = 200, max_sequences: int = 8
 ) -> LoadedEngine:
     limits = make_limits(max_sequences=max_sequences, token_budget=64, block_tokens=BLOCK_TOKENS)
-    scheduler = Scheduler(limits, BlockPool(num_blocks, BLOCK_TOKENS), PlanningProfile(), max_length_tokens=max_length)
+    pool = BlockPool(num_blocks, BLOCK_TOKENS)
+    scheduler = Scheduler(
+        limits,
+        pool,
+        PlanningProfile(),
+        max_length_tokens=max_length,
+        policies=Policies(resume="Recompute"),  # this runner copies nothing
+        prefix=PrefixCache(pool),
+        space=SwapSpace(HostPool(8, BLOCK_TOKENS), Link(10, 20, 30)),
+    )
     told = Derivation(
         derived=DerivedLimits(feasible=True, chunk_ceiling_tokens=64, token_budget=64, max_sequences=max_sequences),
         limits=limits,

@@ -50,6 +50,22 @@ async def test_the_page_counts_what_happened() -> None:
     assert page["sluice_engine_loop_overhead_seconds_total"] > 0
 
 
+async def test_the_page_says_what_requests_shared_and_what_the_host_holds() -> None:
+    async with served() as engine:
+        for _ in range(2):
+            await engine.post("/v1/completions", {"model": "tiny", "prompt": "say:a and nothing else", "max_tokens": 9})
+        await engine.idle()
+        page = await scrape(engine)
+
+    assert page["sluice_engine_prefix_queried_tokens_total"] == 2 * 22
+    assert page["sluice_engine_prefix_hit_tokens_total"] == 20
+    assert page["sluice_engine_prefix_hits_total"] == 1
+    assert page["sluice_engine_kv_cached_blocks"] == (22 + 9 - 1) // 4, "what was answered, too"
+    assert page["sluice_engine_kv_free_blocks"] == 64
+    assert page["sluice_engine_swap_blocks"] == page["sluice_engine_swap_free_blocks"] == 8
+    assert page["sluice_engine_swap_requests_total"] == 0
+
+
 async def test_before_the_model_is_loaded_there_is_no_pool_to_report() -> None:
     service = EngineService(lambda _progress: make_loaded(HeldRunner()), clock)
     names = {metric.name for metric in EngineCollector(service, IDENTITY, "1").collect()}

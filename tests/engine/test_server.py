@@ -377,6 +377,10 @@ async def test_models_health_state_and_steps(engine: Served) -> None:
     assert (state.phase, state.boot_id, state.model, state.max_length_tokens) == ("ready", "boot", "tiny", 200)
     assert state.pool is not None
     assert state.pool.free_blocks == state.pool.total_blocks == 64
+    assert state.prefix is not None
+    assert state.prefix.enabled
+    assert state.host is not None
+    assert (state.host.total_blocks, state.host.free_blocks, state.host.link_in_ns_per_block) == (8, 8, 30)
     assert [(done.id, done.outcome, done.output_tokens) for done in state.finished] == [("req-0", "stop", 5)]
     assert [record["step"] for record in steps["steps"]] == [4, 5]
     (ended,) = steps["requests"]
@@ -388,6 +392,17 @@ async def test_models_health_state_and_steps(engine: Served) -> None:
     )
     assert 0 < ended["arrival_us"] <= ended["queued_us"] < ended["first_token_us"] <= ended["ended_us"]
     assert [(await engine.get(f"/steps?last={bad}"))[0] for bad in ("0", "-1", "x", "99999999", "²")] == [400] * 5
+
+
+async def test_usage_says_how_much_of_each_prompt_was_cached() -> None:
+    long, other = "say:a and nothing else", "say:b whatever was asked"
+    async with served() as engine:
+        _, cold = await engine.post("/v1/completions", {"model": "tiny", "prompt": [long, other], "n": 2})
+        _, warm = await engine.post("/v1/completions", {"model": "tiny", "prompt": [long, other], "n": 2})
+
+    assert cold["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert warm["usage"]["prompt_tokens"] == len(long) + len(other)
+    assert warm["usage"]["prompt_tokens_details"] == {"cached_tokens": 20 + 20}, "a prompt counts once"
 
 
 # ---------------------------------------------------------------------- streams
@@ -410,6 +425,9 @@ async def test_streamed_equals_whole(engine: Served, fields: dict[str, Any]) -> 
     )
 
     assert events[-1] == "[DONE]"
+    assert events[-2]["usage"].pop("prompt_tokens_details") != whole["usage"].pop("prompt_tokens_details"), (
+        "it was cached"
+    )
     assert events[-2]["usage"] == whole["usage"]
     for choice in whole["choices"]:
         mine = [event["choices"][0] for event in events[:-2] if event["choices"][0]["index"] == choice["index"]]

@@ -40,6 +40,8 @@ def engine_state(service: EngineService, identity: Identity) -> EngineState:
         step_predicted_us=engine.loop.step_predicted_us if engine is not None else 0,
         hung=service.hung(),
         pool=published.pool if published is not None else None,
+        prefix=published.prefix if published is not None else None,
+        host=published.host if published is not None else None,
         running_requests=published.running_requests if published is not None else 0,
         waiting_requests=published.waiting_requests if published is not None else 0,
         waiting_tokens=published.waiting_tokens if published is not None else 0,

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from sluice_engine.core.state import LoadingProgress
+from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
 from sluice_engine.counters import CountersCopy, HistogramCopy
 from sluice_engine.live_state import Identity
 from sluice_engine.publication import LoadedEngine, Publication
@@ -50,6 +50,9 @@ class EngineCollector(Collector):
             yield from _limits(service.engine)
         if service.publication is not None:
             yield from _published(service.publication)
+            yield from _prefix(service.publication.prefix)
+            if service.publication.host is not None:
+                yield from _swap(service.publication.host)
             yield from _counted(service.publication.counters)
 
 
@@ -79,7 +82,8 @@ def _published(published: Publication) -> Iterator[Metric]:
     yield requests
     yield _gauge("waiting_tokens", "Tokens of waiting requests still to be computed.", published.waiting_tokens)
     yield _gauge("kv_blocks", "KV blocks of the pool.", pool.total_blocks)
-    yield _gauge("kv_free_blocks", "KV blocks that no request holds.", pool.free_blocks)
+    yield _gauge("kv_free_blocks", "KV blocks that no request holds, cached ones included.", pool.free_blocks)
+    yield _gauge("kv_cached_blocks", "Free KV blocks whose content can still be shared.", pool.cached_blocks)
     yield _gauge("kv_block_tokens", "Tokens whose KV one block holds.", pool.block_tokens)
     yield _counter("steps", "Steps planned.", published.step)
     yield _counter("failed_steps", "Steps that the device failed.", published.failed_steps_total)
@@ -90,6 +94,24 @@ def _published(published: Publication) -> Iterator[Metric]:
     yield _counter("runner_seconds", "Time in the model's steps.", published.runner_us_total / 1e6)
     overhead_us = published.host_us_total + published.counters.delivery_us
     yield _counter("loop_overhead_seconds", "Time of the loop outside the model.", overhead_us / 1e6)
+
+
+def _prefix(prefix: PrefixState) -> Iterator[Metric]:
+    queried, found = prefix.queried_tokens_total, prefix.hit_tokens_total
+    yield _counter("prefix_queried_tokens", "Prompt tokens of requests that entered the batch.", queried)
+    yield _counter("prefix_hit_tokens", "Of those, tokens whose KV was there already.", found)
+    yield _counter("prefix_hits", "Requests that found a part of their prompt computed.", prefix.hits_total)
+    resumed, dropped = prefix.resumed_tokens_total, prefix.dropped_blocks_total
+    yield _counter("prefix_resumed_tokens", "Tokens that preempted requests found computed on their return.", resumed)
+    yield _counter("prefix_dropped_blocks", "Cached KV blocks that made room for others.", dropped)
+
+
+def _swap(host: HostState) -> Iterator[Metric]:
+    yield _gauge("swap_blocks", "KV blocks that host memory holds for preempted requests.", host.total_blocks)
+    yield _gauge("swap_free_blocks", "Of those, blocks that are free.", host.free_blocks)
+    yield _counter("swap_requests", "Preempted requests whose KV was kept in host memory.", host.swaps_total)
+    yield _counter("swap_out_blocks", "KV blocks copied to host memory.", host.blocks_out_total)
+    yield _counter("swap_in_blocks", "KV blocks copied back.", host.blocks_in_total)
 
 
 def _counted(counters: CountersCopy) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import RequestStatus
-from sluice_engine.core.state import FinishedState, PoolState, RequestState, request_state
+from sluice_engine.core.state import FinishedState, HostState, PoolState, PrefixState, RequestState, request_state
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.counters import Counters, CountersCopy
 from sluice_engine.tokenizer import Tokenizer
@@ -46,6 +46,8 @@ class Publication:
     seq: int
     step: int
     pool: PoolState
+    prefix: PrefixState
+    host: HostState | None
     running_requests: int
     waiting_requests: int
     waiting_tokens: int
@@ -73,7 +75,10 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
             block_tokens=scheduler.pool.block_tokens,
             total_blocks=scheduler.pool.num_blocks,
             free_blocks=scheduler.pool.num_free,
+            cached_blocks=scheduler.pool.num_cached,
         ),
+        prefix=scheduler.prefix.state(),
+        host=scheduler.suspension.state(),
         running_requests=len(requests) - len(waiting),
         waiting_requests=len(waiting),
         waiting_tokens=scheduler.waiting.waiting_tokens,

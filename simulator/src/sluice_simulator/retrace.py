@@ -84,13 +84,13 @@ def _drive(record: Record, assembled: Assembled, comparing: _Comparing, first: i
     loop = EngineLoop(scheduler, executor, executor.clock, tuning=assembled.tuning)
     scheduler.step = first - 1
     start_us = min(request.arrival_us for request in record.requests)
-    queued = deque(record.requests)
+    queued = deque(enumerate(record.requests))
     leaving = deque(
         sorted((one for one in record.requests if one.outcome not in GOOD_ENDS), key=lambda one: one.ended_step)
     )
     while not comparing.difference:
-        while queued and queued[0].queued_step <= scheduler.step:
-            loop.add(_request(queued.popleft(), executor, start_us))
+        while queued and queued[0][1].queued_step <= scheduler.step:
+            loop.add(_request(*queued.popleft(), executor, start_us))
         while leaving and leaving[0].ended_step <= scheduler.step:
             loop.abort(leaving.popleft().request_id)
         if not loop.has_work:
@@ -101,10 +101,11 @@ def _drive(record: Record, assembled: Assembled, comparing: _Comparing, first: i
             return  # nothing was in flight, and it plans nothing: what it waits for is not in the record
 
 
-def _request(one: EndedRequest, executor: Executor, start_us: int) -> Request:
+def _request(number: int, one: EndedRequest, executor: Executor, start_us: int) -> Request:
+    """No two of them begin alike: a record does not say which did."""
     return Request(
         id=one.request_id,
-        tokens=[1] * one.prompt_tokens,
+        tokens=[2 * number + 1] * one.prompt_tokens,
         num_prompt=one.prompt_tokens,
         sampling=executor.expect(one.request_id, one.prompt_tokens, one.output_tokens, one.max_tokens),
         arrival_us=one.arrival_us - start_us,

@@ -15,6 +15,7 @@ from itertools import islice
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.request import Request
+from sluice_engine.core.state import PrefixState
 
 # 128 bits: a second content of the same key is out of reach, by chance or on purpose.
 KEY_BYTES = 16
@@ -95,6 +96,17 @@ class PrefixCache:
     def forget(self, request: Request) -> None:
         """A request failed, perhaps for what is in its blocks: nobody new gets them."""
         self._pool.forget(request.blocks)
+
+    def state(self) -> PrefixState:
+        """What was counted, and whether anything can be."""
+        return PrefixState(
+            enabled=self.enabled,
+            hits_total=self.hits_total,
+            queried_tokens_total=self.queried_tokens_total,
+            hit_tokens_total=self.hit_tokens_total,
+            resumed_tokens_total=self.resumed_tokens_total,
+            dropped_blocks_total=self._pool.dropped_total,
+        )
 
     def _extend_keys(self, request: Request, num_blocks: int) -> None:
         """Keys of the first blocks; tokens are only ever appended, so each is hashed once."""

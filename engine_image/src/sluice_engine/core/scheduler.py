@@ -66,7 +66,7 @@ class _DrainFirst(Exception):
 class Scheduler:
     """Continuous batching: the batch is formed anew in every step."""
 
-    def __init__(  # the parts it plans with, each with an owner of its own
+    def __init__(  # noqa: PLR0913  # the parts it plans with, each with an owner of its own
         self,
         limits: StepLimits,
         pool: BlockPool,

@@ -83,6 +83,40 @@ class PoolState:
     block_tokens: int
     total_blocks: int
     free_blocks: int
+    """Blocks that can be had at once, cached ones included."""
+    cached_blocks: int = 0
+    """Of the free ones, those whose content can still be shared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixState:
+    """What requests that begin alike shared since the start."""
+
+    enabled: bool
+    hits_total: int
+    """Requests that found a part of their prompt when they first entered."""
+    queried_tokens_total: int
+    """Prompt tokens of requests that entered."""
+    hit_tokens_total: int
+    """Of those, tokens found computed."""
+    resumed_tokens_total: int
+    """Tokens that preempted requests found computed when they came back."""
+    dropped_blocks_total: int
+    """Cached blocks that made room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostState:
+    """Host memory for the KV of preempted requests, and the measured way there."""
+
+    total_blocks: int
+    free_blocks: int
+    swaps_total: int
+    blocks_out_total: int
+    blocks_in_total: int
+    link_fixed_us: int
+    link_out_ns_per_block: int
+    link_in_ns_per_block: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +135,8 @@ class RequestState:
     blocks: int
     incarnation: int
     preemptions: int
+    cached_tokens: int = 0
+    """Prompt tokens that were found computed when it first entered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +170,9 @@ class EngineState:
     hung: bool = False
     """A step with work present outlived max(10 s, 20 × predicted)."""
     pool: PoolState | None = None
+    prefix: PrefixState | None = None
+    host: HostState | None = None
+    """None where no KV is ever kept on the host."""
     running_requests: int = 0
     waiting_requests: int = 0
     waiting_tokens: int = 0
@@ -165,6 +204,7 @@ def request_state(request: Request) -> RequestState:
         blocks=len(request.blocks),
         incarnation=request.incarnation,
         preemptions=request.num_preemptions,
+        cached_tokens=request.num_cached_tokens,
     )
 
 

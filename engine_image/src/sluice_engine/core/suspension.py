@@ -15,6 +15,7 @@ from sluice_engine.core.host_pool import Copies, HostPool
 from sluice_engine.core.link import Link
 from sluice_engine.core.price import HostRoom, PreemptionPrice, price
 from sluice_engine.core.request import Request, RequestStatus
+from sluice_engine.core.state import HostState
 
 # Each time away moves the estimate of the next by this part of the difference.
 AWAY_SMOOTHING = 8
@@ -109,6 +110,22 @@ class Suspension:
         """How long these copies take."""
         space = self._space
         return space.link.out_us(len(out)) + space.link.in_us(len(back)) if space is not None else 0
+
+    def state(self) -> HostState | None:
+        """The host pool and the way there, for those who look on; None without."""
+        if self._space is None:
+            return None
+        host, link = self.host, self._space.link
+        return HostState(
+            total_blocks=host.num_blocks,
+            free_blocks=host.num_free,
+            swaps_total=host.swaps_total,
+            blocks_out_total=host.blocks_out_total,
+            blocks_in_total=host.blocks_in_total,
+            link_fixed_us=link.fixed_us,
+            link_out_ns_per_block=link.out_ns_per_block,
+            link_in_ns_per_block=link.in_ns_per_block,
+        )
 
     def settled(self, step: int) -> None:
         """The results of a step were taken."""
