@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.scripted import make_request
+from engine.scripted import make_limits, make_request
 from sluice_engine.core.budgets import Budgets, Needs
 from sluice_engine.core.rows import Rows
 from sluice_engine.core.step import Step
@@ -56,9 +56,8 @@ def step_with_a_decode_and_a_chunk() -> tuple[Step, Rows]:
         rows.enter(make_request(name, 8, 8))
         rows.start_decoding(rows.running()[-1].slot, 16)
     rows.start[:2] = [9, 11]
-    step = Step({"tokens": 20})
+    step = Step(1, 0, make_limits(token_budget=20, chunk=12), {})
     step.set_decodes(rows.decodes(), rows.start[rows.decodes().slots])
-    step.budgets.limit("prefill_tokens", 12)
     step.add_chunk(make_request("C", 30, 1), 10, 3)
     step.add_chunk(next(iter(step.chunks)), 10, 4)
     return step, rows

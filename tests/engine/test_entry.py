@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from engine.scripted import make_limits, make_request, make_scheduler
+from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.entry import LOOK_PAST, MAX_OVERTAKEN
 from sluice_engine.core.plan import StepPlan, StepResult
+from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome
-from sluice_engine.core.scheduler import LOOK_PAST, MAX_OVERTAKEN, Scheduler
+from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.steptime import PlanningProfile
 
 
 def step(scheduler: Scheduler) -> StepPlan:
@@ -107,3 +111,23 @@ def test_half_is_kept_for_nobody_who_cannot_enter() -> None:
     plan = step(scheduler)
 
     assert [(chunk.request.id, chunk.num_tokens) for chunk in plan.chunks] == [("long", 16)]
+
+
+def test_blocks_of_a_prefix_that_nobody_holds_are_not_counted_as_free_twice() -> None:
+    """Six blocks: three of a prompt that was here before and is cached, three of somebody who runs."""
+    limits = make_limits(token_budget=100)
+    pool = BlockPool(6, limits.block_tokens)
+    scheduler = Scheduler(limits, pool, PlanningProfile(), max_length_tokens=400, prefix=PrefixCache(pool))
+    scheduler.add(make_request("A", 12, 1))
+    step(scheduler)
+    scheduler.add(make_request("B", 9, 4, arrival_us=1))
+    step(scheduler)
+    again = make_request("A", 12, 1, arrival_us=2)
+    again.tokens += [1]
+    again.num_prompt += 1
+    scheduler.add(again)
+
+    plan = step(scheduler)
+
+    assert (pool.num_free, pool.num_cached) == (3, 3)
+    assert plan.held_back[0].reason == "no_free_blocks", "its own block would have to drop one of those it shares"

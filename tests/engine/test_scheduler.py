@@ -218,7 +218,7 @@ def test_a_shut_entry_reopens_when_anybody_leaves() -> None:
     loop = make_loop(scheduler)
     loop.add(make_request("A", 4, 3))
     loop.step()
-    scheduler._latched_for = 10_000
+    scheduler._ladder.latched_for = 10_000
     loop.add(make_request("B", 4, 3, arrival_us=1))
     loop.step()
     assert loop.last_plan is not None

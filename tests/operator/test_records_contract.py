@@ -44,7 +44,7 @@ async def test_every_life_in_a_crowded_engine_is_whole() -> None:
         assert (life.status, life.output_tokens, life.is_cut) == ("length", OUTPUT, False)
         assert life.gaps is not None
         assert life.gaps.number == OUTPUT - 1, "as many gaps as tokens, less one"
-        assert life.chunks[0].start == 0
+        assert life.chunks[0].start in {0, 4}, "from the start, or from behind the block that all of them share"
         assert len(life.waits) == len(life.suspensions) + 1
         assert all(suspension.resumed_step is not None for suspension in life.suspensions)
     suspensions = [suspension for life in lives for suspension in life.suspensions]

@@ -85,7 +85,12 @@ def _published(published: Publication) -> Iterator[Metric]:
     yield _gauge("kv_free_blocks", "KV blocks that no request holds, cached ones included.", pool.free_blocks)
     yield _gauge("kv_cached_blocks", "Free KV blocks whose content can still be shared.", pool.cached_blocks)
     yield _gauge("kv_block_tokens", "Tokens whose KV one block holds.", pool.block_tokens)
+    yield _gauge("kv_fenced_blocks", "Freed KV blocks that wait for a step in flight.", published.fenced_blocks)
+    optimistic = published.optimistic_blocks
+    yield _gauge("kv_optimistic_blocks", "KV blocks taken for tokens that follow tokens in flight.", optimistic)
     yield _counter("steps", "Steps planned.", published.step)
+    yield _counter("stale_results", "Results that came for a request that was gone.", published.stale_results_total)
+    yield _counter("scheduler_faults", "Impossible states, each contained to one request.", published.faults_total)
     yield _counter("failed_steps", "Steps that the device failed.", published.failed_steps_total)
     yield _counter("preemptions", "Requests preempted to free KV blocks.", published.preemptions_total)
     yield _counter("recomputed_tokens", "Tokens whose KV was dropped by preemption.", published.recomputed_tokens_total)

@@ -54,6 +54,10 @@ class Publication:
     preemptions_total: int
     recomputed_tokens_total: int
     failed_steps_total: int
+    stale_results_total: int
+    faults_total: int
+    fenced_blocks: int
+    optimistic_blocks: int
     runner_us_total: int
     host_us_total: int
     last_predicted_us: int
@@ -85,6 +89,10 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
         preemptions_total=scheduler.preemptions_total,
         recomputed_tokens_total=scheduler.recomputed_tokens_total,
         failed_steps_total=loop.failed_steps_total,
+        stale_results_total=scheduler.stale_results_total,
+        faults_total=scheduler.faults_total,
+        fenced_blocks=scheduler.pool.num_fenced,
+        optimistic_blocks=scheduler.window.optimistic_blocks,
         runner_us_total=loop.runner_us_total,
         host_us_total=loop.host_us_total,
         last_predicted_us=loop.last_settled.predicted_us if loop.last_settled is not None else 0,

@@ -237,6 +237,8 @@ class EngineService:
         if engine.loop.runner_us_total != runner_us_before:
             self._counters.step_ran(engine.loop.last_real_us)
         self._hand_over(emissions)
+        while engine.loop.scheduler.faults:
+            log.error("impossible state contained", extra={"fault": engine.loop.scheduler.faults.popleft()})
         if self.clock() >= self._next_publication_us:
             self._publish(engine)
         self._counters.delivery_us += self.clock() - ended

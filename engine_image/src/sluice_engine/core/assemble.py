@@ -63,6 +63,7 @@ def assemble(
         space=SwapSpace(HostPool(num_host_blocks, pool.block_tokens), link) if link is not None else None,
         num_slots=max(most_sequences(config, capacity), current.limits.max_sequences),
         depth=_overlap_depth(config),
+        strict=False,
     )
     return Assembled(scheduler=scheduler, tuning=Tuning(scheduler, current, derive))
 

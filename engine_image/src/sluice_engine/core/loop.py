@@ -162,12 +162,13 @@ class EngineLoop:
 
     def _planned(self, plan: StepPlan) -> Emissions:
         """What planning itself has ended."""
-        for request in plan.expired:
+        ended = (*plan.expired, *plan.failed)
+        for request in ended:
             self._note_end(request)
-        emissions = Emissions([Emission(request, outcome=Outcome.EXPIRED) for request in plan.expired])
+        emissions = Emissions([Emission(request, outcome=request.outcome) for request in ended])
         stuck = [request.id for request in self.scheduler.stuck(plan)]
         emissions.extend(self._end_all(stuck, Outcome.FAILED, "it runs alone and cannot get another KV block"))
-        if plan.is_empty and (plan.preempted or plan.expired):
+        if plan.is_empty and (plan.preempted or plan.expired or plan.failed):
             self.trace.append(plan, self.clock(), 0)
         return emissions
 

@@ -25,7 +25,14 @@ Objects = npt.NDArray[Any]
 """Arrays of Python objects: taking a part of one copies references in bulk."""
 
 IdleReason = Literal[
-    "no_requests", "no_free_blocks", "no_free_slots", "entry_latched", "budget_exhausted", "in_flight", "behind_others"
+    "no_requests",
+    "no_free_blocks",
+    "no_free_slots",
+    "adapters_in_use",
+    "entry_latched",
+    "budget_exhausted",
+    "in_flight",
+    "behind_others",
 ]
 
 DrainReason = Literal["window_full", "preemption", "host_tokens", "stranded_blocks"]

@@ -77,6 +77,15 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW_TEMPERATURE
 
 
+@dataclass(frozen=True, slots=True)
+class Media:
+    """A picture or a sound inside a prompt, which an encoder turns into the state of some of its tokens."""
+
+    position: int
+    """Of the first of its tokens in the prompt."""
+    encoder_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One choice of one call. `eq=False`: a request is itself, and hashable by identity."""
@@ -103,6 +112,11 @@ class Request:
     """When its last token is of no use any more; absolute, on the engine's clock."""
     expected_output_tokens: int | None = None
     """Predicted output, at most `max_tokens`; None: no better guess than `max_tokens`."""
+
+    adapter: str = ""
+    """Weights beside the model's own that it runs with; empty: none."""
+    media: tuple[Media, ...] = ()
+    """By position."""
 
     # The scheduler's own, from here on.
     place: int = -1

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sluice_engine.core.budgets import Budgets, Needs
+import numpy as np
+
+from sluice_engine.core.budgets import Budgets
+from sluice_engine.core.derive import StepLimits
+from sluice_engine.core.needs import DECODE_NEEDS, LASTING, chunk_needs
 from sluice_engine.core.plan import NO_POSITIONS, NOBODY, DecodeBatch, HeldBack, IdleReason, Ints, Preemption
 from sluice_engine.core.request import Request
 
-DECODE_NEEDS = Needs({"tokens": 1})
-
-
-def chunk_needs(num_tokens: int) -> Needs:
-    """What a chunk of a prompt takes of a step's budgets."""
-    return Needs({"tokens": num_tokens, "prefill_tokens": num_tokens})
-
 
 class Step:
-    """The making of one plan. Nothing outside it changes before the plan is sealed, so undoing is giving back."""
+    """The making of one plan. What is taken of the step is taken here alone, so that undoing is giving back."""
 
-    def __init__(self, limits: Mapping[str, int]) -> None:
-        self.budgets = Budgets({"prefill_tokens": 0, **limits})
+    def __init__(self, number: int, now_us: int, limits: StepLimits, more: Mapping[str, int]) -> None:
+        """`more`: budgets beyond tokens, by name; those that last longer than a step are not counted here."""
+        self.number = number
+        self.now_us = now_us
+        self.limits = limits
+        extra = {name: limit for name, limit in more.items() if name not in LASTING}
+        self.budgets = Budgets({"tokens": limits.token_budget, "prefill_tokens": 0, **extra})
         self.decodes: DecodeBatch = NOBODY
         self.starts: Ints = NO_POSITIONS
         self.context = 0
         """KV tokens that the decodes attend to, their own included."""
         self.chunks: dict[Request, tuple[int, int]] = {}
-        """Start and number of tokens, in order of first arrival within each part of the plan."""
+        """Start and number of tokens."""
         self.preempted: list[Preemption] = []
+        self.failed: list[Request] = []
+        """Requests that a fault of ours ended while the plan was made."""
         self.held_back: list[HeldBack] = []
         self.gate: IdleReason | None = None
         """Why those that were not looked at stay out."""
@@ -42,25 +46,40 @@ class Step:
         """Query–key pairs of the prefill with tokens computed before this step."""
         return sum(start * num_tokens for start, num_tokens in self.chunks.values())
 
+    def takes_prefill(self) -> bool:
+        """Whether any token of a prompt still fits."""
+        return min(self.budgets.left("tokens"), self.budgets.left("prefill_tokens")) > 0
+
     def set_decodes(self, batch: DecodeBatch, starts: Ints) -> None:
-        """These requests compute one token each."""
+        """These requests compute one token each; what a prompt may take beside them follows from it."""
         self.decodes, self.starts = batch, starts
         self.context += int(starts.sum()) + len(batch)
         self.budgets.take_for_each(len(batch), DECODE_NEEDS)
+        self.budgets.limit("prefill_tokens", self.limits.prefill_budget(len(batch), self.context))
 
     def add_chunk(self, request: Request, start: int, num_tokens: int) -> None:
         """A request computes so many more tokens of its prompt: `start` is where its share of this step begins."""
         before = self.chunks.get(request, (start, 0))[1]
+        self.budgets.take(request, chunk_needs(request, start + before, num_tokens))
         self.chunks[request] = (start, before + num_tokens)
-        self.budgets.take(request, chunk_needs(num_tokens))
 
     def take_back(self, request: Request) -> None:
         """Undo a request: all that it had taken of this step goes back."""
         self.budgets.take_back(request)
         self.chunks.pop(request, None)
-        keep = (self.decodes.requests != request).nonzero()[0]
+        keep = np.flatnonzero(self.decodes.requests != request)
         if len(keep) < len(self.decodes):
             gone = int(self.starts.sum())
             self.decodes, self.starts = self.decodes.part(keep), self.starts[keep]
             self.context -= gone - int(self.starts.sum()) + 1
             self.budgets.take_one_back(DECODE_NEEDS)
+
+    def waiting_reasons(self, num_waiting: int) -> tuple[tuple[IdleReason, int], ...]:
+        """Waiting requests by the gate that holds them; those not looked at are held by what stopped the looking."""
+        counts: dict[IdleReason, int] = {}
+        for held in self.held_back:
+            counts[held.reason] = counts.get(held.reason, 0) + 1
+        rest = num_waiting - len(self.held_back)
+        if rest and self.gate is not None:
+            counts[self.gate] = counts.get(self.gate, 0) + rest
+        return tuple(counts.items())

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice_engine.core.plan import StepPlan, StepResult
+from sluice_engine.core.plan import DrainReason, StepPlan, StepResult
+
+
+class DrainFirst(Exception):
+    """A plan needs something that only settled steps can give."""
+
+    def __init__(self, reason: DrainReason) -> None:
+        super().__init__(reason)
+        self.reason: DrainReason = reason
 
 
 class Window:

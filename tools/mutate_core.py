@@ -1,0 +1,277 @@
+"""Break the scheduler's rules one by one, and show for each that a test turns red.
+
+    python tools/mutate_core.py            all mutations; exit 1 when one survives
+    python tools/mutate_core.py fence      those whose name holds the word
+
+A mutation is a text in a file of the core that is replaced by another, in a copy; the tests named beside it are run
+against the copy. A test holds the list to the code: each text occurs exactly once (tests/repo/test_mutations.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "engine_image/src"
+CORE = "sluice_engine/core"
+WINDOW = "tests/engine/test_overlap.py"
+BUDGETS = "tests/engine/test_budgets.py"
+STEPS = "tests/engine/test_scheduler.py"
+CLASSES = "tests/engine/test_policies.py"
+ENTRY = "tests/engine/test_entry.py"
+
+# The tests of one mutation take seconds.
+HANGS_AFTER_S = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One rule taken away."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTATIONS = (
+    # Budgets: what is undone gives back all it took.
+    Mutation(
+        "an undone request keeps its budgets",
+        "budgets.py",
+        "            self._change(needs, -1)\n            for",
+        "            for",
+        (BUDGETS,),
+    ),
+    Mutation(
+        "an adapter is given back while another uses it",
+        "budgets.py",
+        "                if users:\n                    self._users",
+        "                if users > 99:\n                    self._users",
+        (BUDGETS,),
+    ),
+    Mutation(
+        "a victim stays in the step that preempted it",
+        "ladder.py",
+        "        step.take_back(victim)\n",
+        "",
+        (CLASSES, STEPS),
+    ),
+    Mutation(
+        "an undone decode keeps its token",
+        "step.py",
+        "            self.budgets.take_one_back(DECODE_NEEDS)\n",
+        "",
+        (BUDGETS,),
+    ),
+    Mutation(
+        "an undone decode keeps its context",
+        "step.py",
+        "            self.context -= gone - int(self.starts.sum()) + 1\n",
+        "",
+        (BUDGETS,),
+    ),
+    Mutation(
+        "an undone chunk is still computed",
+        "step.py",
+        "        self.chunks.pop(request, None)\n",
+        "",
+        (BUDGETS,),
+    ),
+    Mutation(
+        "a request that leaves keeps its place among the running",
+        "running.py",
+        ", self._release, self._held.take_back)",
+        ", self._release)",
+        (STEPS,),
+    ),
+    # Fences: no block changes hands while a step may write it.
+    Mutation(
+        "blocks of a request in flight are free at once",
+        "running.py",
+        "fence=self._window.newest_step",
+        "fence=None",
+        (WINDOW,),
+    ),
+    Mutation(
+        "a fence falls with the first step that is settled",
+        "blocks.py",
+        "                if fence <= step:\n",
+        "                if fence:\n",
+        (WINDOW,),
+    ),
+    Mutation(
+        "fenced blocks are never free again",
+        "settlement.py",
+        "            self._pool.settled(plan.step)\n",
+        "",
+        (WINDOW,),
+    ),
+    # Stale results are dropped.
+    Mutation(
+        "a decode's stale token is applied",
+        "settlement.py",
+        "applies = rows.tenure[slots] == batch.tenures",
+        "applies = rows.tenure[slots] >= 0",
+        (WINDOW,),
+    ),
+    Mutation(
+        "a chunk's stale result is applied",
+        "settlement.py",
+        "return request.status is RequestStatus.RUNNING and request.incarnation == entry.incarnation",
+        "return request.status is RequestStatus.RUNNING",
+        (STEPS,),
+    ),
+    Mutation(
+        "a result that comes twice is taken twice",
+        "window.py",
+        "if result.step not in self._plans or result.step in self._early:",
+        "if result.step not in self._plans:",
+        (WINDOW,),
+    ),
+    Mutation(
+        "a slot that is left keeps its number of tenure",
+        "rows.py",
+        "        self.tenure[slot] = 0\n",
+        "",
+        (WINDOW,),
+    ),
+    Mutation(
+        "results are settled as they come",
+        "window.py",
+        "            step = next(iter(self._plans))\n",
+        "            step = next(iter(self._early), 0)\n",
+        (WINDOW,),
+    ),
+    # What must be settled first.
+    Mutation(
+        "a victim may be in flight",
+        "ladder.py",
+        '            if len(self._window):\n                raise DrainFirst("preemption")\n',
+        "",
+        (WINDOW,),
+    ),
+    Mutation(
+        "a penalised decode is planned before its token is known",
+        "scheduler.py",
+        '        if self.rows.decodes().penalised:\n            return "host_tokens"\n',
+        "",
+        (WINDOW,),
+    ),
+    Mutation(
+        "stranded blocks do not close the window",
+        "scheduler.py",
+        "(self.pool.num_fenced + self.window.optimistic_blocks) * STRANDED_SHARE > self.pool.num_blocks",
+        "False",
+        (WINDOW,),
+    ),
+    Mutation(
+        "the window has no depth",
+        "scheduler.py",
+        "        if len(self.window) > self.depth:\n",
+        "        if len(self.window) > 9:\n",
+        (WINDOW,),
+    ),
+    Mutation(
+        "a step is planned for a request whose last token is in flight",
+        "running.py",
+        "return min(len(request.blocks) * self.pool.block_tokens, request.peak_tokens)",
+        "return len(request.blocks) * self.pool.block_tokens",
+        (WINDOW,),
+    ),
+    # Order and entry.
+    Mutation(
+        "a request is overtaken for ever",
+        "entry.py",
+        " or request.num_overtaken >= MAX_OVERTAKEN",
+        "",
+        (ENTRY,),
+    ),
+    Mutation(
+        "the look past has no end",
+        "entry.py",
+        "len(passed) > LOOK_PAST or ",
+        "",
+        (ENTRY,),
+    ),
+    Mutation(
+        "a long prompt takes the whole step",
+        "shares.py",
+        "        left -= min(left // 2, max(0, wanted_behind))\n",
+        "",
+        (ENTRY,),
+    ),
+    Mutation(
+        "what was kept for others and not used is lost",
+        "scheduler.py",
+        "        self._shares.share_out_the_rest(step)\n",
+        "",
+        (ENTRY,),
+    ),
+    Mutation(
+        "entry is open again right after a preemption",
+        "ladder.py",
+        "        self.latched_for = blocks_for(victim.num_tokens, pool.block_tokens)\n",
+        "",
+        (STEPS,),
+    ),
+    Mutation(
+        "a resumed request is not protected",
+        "running.py",
+        "            request.protected_until = request.num_tokens\n",
+        "            request.protected_until = 0\n",
+        ("tests/engine/test_preemption.py",),
+    ),
+    Mutation(
+        "entry looks at free blocks without those of the prefix that nobody holds",
+        "running.py",
+        "return own + hit.num_unused - self.pool.num_free",
+        "return own - self.pool.num_free",
+        (ENTRY,),
+    ),
+)
+
+
+def survives(mutation: Mutation) -> bool:
+    """Whether all tests stay green without the rule."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        path = copy / CORE / mutation.file
+        text = path.read_text()
+        assert text.count(mutation.before) == 1, f"{mutation.name}: its text is not there exactly once"
+        path.write_text(text.replace(mutation.before, mutation.after))
+        environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutation.tests]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, check=False, timeout=HANGS_AFTER_S
+            )
+        except subprocess.TimeoutExpired:
+            return False  # it hangs: that is seen, too
+        assert done.returncode in {0, 1}, done.stdout.decode()[-2000:]
+        return done.returncode == 0
+
+
+def main() -> int:
+    words = sys.argv[1:]
+    chosen = [mutation for mutation in MUTATIONS if all(word in mutation.name for word in words)]
+    surviving = []
+    for mutation in chosen:
+        alive = survives(mutation)
+        print(f"{'SURVIVES' if alive else 'red     '}  {mutation.file:14} {mutation.name}", flush=True)
+        if alive:
+            surviving.append(mutation)
+    print(f"{len(chosen) - len(surviving)} of {len(chosen)} mutations turn a test red")
+    return 1 if surviving or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
