@@ -176,3 +176,16 @@ def test_a_promise_at_the_edge_does_not_come_and_go() -> None:
     runner.speed = 1.3
     run(core, runner, 200)
     assert not core.tuning.current.derived.feasible
+
+
+def test_a_step_with_copies_teaches_nothing_about_the_batch() -> None:
+    core = assembled(1.0)
+    times = core.scheduler.times
+    assert isinstance(times, RefinedTable)
+    assert core.scheduler.add(make_request("A", 100, 4)) is None
+    plan = core.scheduler.schedule(0)
+
+    core.tuning.settled(dataclasses.replace(plan, swap_out=((0, 0),)), 10_000_000)
+    assert times.observed_steps_total == 0
+    core.tuning.settled(plan, 50_000)
+    assert times.observed_steps_total == 1
