@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import settings
@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.device import FIRST_TOKEN, VOCAB, Device, undisturbed
 from engine.scripted import check_invariants, make_limits
-from sluice_engine.config import Policy
+from sluice_engine.config import Policy, VictimPolicy
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.emissions import Emission, Emissions
+from sluice_engine.core.host_pool import HostPool
+from sluice_engine.core.link import Link
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import StepPlan, StepResult
@@ -21,6 +23,7 @@ from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.core.suspension import SwapSpace
 
 STOPS = frozenset(range(FIRST_TOKEN, FIRST_TOKEN + VOCAB, 11))
 
@@ -67,6 +70,8 @@ def make_scheduler(
     block_tokens: int = 4,
     policy: Policy = "FirstComeFirstServed",
     prefix: bool = False,
+    victim: VictimPolicy = "LeastComputed",
+    host_blocks: int = 0,
     **limits: int | None,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_tokens)
@@ -76,8 +81,9 @@ def make_scheduler(
         pool,
         times,
         max_length_tokens=400,
-        policies=Policies(order=policy, fairness_unit="KVByteSeconds"),
+        policies=Policies(order=policy, fairness_unit="KVByteSeconds", victim=victim),
         prefix=PrefixCache(pool, enabled=prefix),
+        space=SwapSpace(HostPool(host_blocks, block_tokens), Link(0, 1000, 1000)),
         depth=depth,
     )
 
@@ -134,9 +140,11 @@ def run(scheduler: Scheduler, *requests: Request) -> Bench:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-@pytest.mark.parametrize("num_blocks", [12, 64], ids=["with-preemptions", "with-room"])
-def test_the_same_tokens_whatever_the_depth(depth: int, num_blocks: int) -> None:
-    scheduler = make_scheduler(depth=depth, num_blocks=num_blocks)
+@pytest.mark.parametrize(
+    ("num_blocks", "host_blocks"), [(12, 0), (12, 40), (64, 0)], ids=["with-preemptions", "with-swaps", "with-room"]
+)
+def test_the_same_tokens_whatever_the_depth(depth: int, num_blocks: int, host_blocks: int) -> None:
+    scheduler = make_scheduler(depth=depth, num_blocks=num_blocks, host_blocks=host_blocks)
     requests = [make_request(str(i), 5 + i, 14, arrival_us=i, stops=i % 2 == 0) for i in range(8)]
 
     run(scheduler, *requests)
@@ -144,6 +152,7 @@ def test_the_same_tokens_whatever_the_depth(depth: int, num_blocks: int) -> None
     for request in requests:
         assert request.tokens[request.num_prompt :] == undisturbed(request)
     assert (scheduler.preemptions_total > 0) is (num_blocks == 12)
+    assert (scheduler.suspension.host.swaps_total > 0) is (host_blocks > 0)
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
 
 
@@ -284,6 +293,37 @@ def test_the_loop_gives_the_same_with_every_depth(depth: int) -> None:
     assert loop.step_started_us == 0
 
 
+class _FailsOnce(Device):
+    """Its third step fails."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.step == 3:
+            raise MemoryError("out of memory")
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_step_that_fails_ends_its_requests_once_and_what_was_planned_behind_it_harms_nobody(depth: int) -> None:
+    scheduler = make_scheduler(depth=depth)
+    ticks = iter(range(0, 1 << 62, 1000))
+    loop = EngineLoop(scheduler, _FailsOnce(64, 4), lambda: next(ticks))
+    told: list[Emission] = []
+    for name in "AB":
+        loop.add(make_request(name, 4, 12))
+    while loop.failed_steps_total == 0:
+        told += loop.step()
+    later = make_request("C", 4, 12)
+    loop.add(later)
+    while loop.has_work:
+        told += loop.step()
+
+    ends = {emission.request.id: emission.outcome for emission in told if emission.outcome is not None}
+    assert ends == {"A": Outcome.FAILED, "B": Outcome.FAILED, "C": Outcome.LENGTH}
+    assert len([emission for emission in told if emission.outcome is not None]) == 3
+    assert later.tokens[4:] == undisturbed(later)
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
 class Window(RuleBasedStateMachine):
     """Any order of arriving, leaving, planning, and results: late, in another order, twice, of steps unknown."""
 
@@ -296,10 +336,12 @@ class Window(RuleBasedStateMachine):
         chunk=st.none() | st.integers(1, 20),
         per_request=st.none() | st.integers(1, 10),
         policy=st.sampled_from(get_args(Policy)),
+        victim=st.sampled_from(get_args(VictimPolicy)),
         prefix=st.booleans(),
+        host_blocks=st.sampled_from([0, 6, 30]),
     )
-    def start(self, prefix: bool, policy: Policy, depth: int, **limits: int | None) -> None:  # noqa: FBT001
-        self.bench = Bench(make_scheduler(depth=depth, policy=policy, prefix=prefix, **limits))  # type: ignore[arg-type]
+    def start(self, **options: Any) -> None:
+        self.bench = Bench(make_scheduler(**options))
         self.scheduler = self.bench.scheduler
         self.all: list[Request] = []
         self.seen: list[StepResult] = []
@@ -368,6 +410,13 @@ class Window(RuleBasedStateMachine):
         self.seen.append(self.bench.results[step])
         self.bench.settle(step)
 
+    @precondition(lambda self: self.bench.results)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.bench.results)))
+        self.bench.results[step] = StepResult.failed(step, "the device is on fire")
+        self.bench.settle(step)
+
     @precondition(lambda self: self.seen)
     @rule(data=st.data())
     def settle_again(self, data: st.DataObject) -> None:
@@ -413,7 +462,7 @@ class Window(RuleBasedStateMachine):
                 assert told == expected, "no token twice, none lost, none of another"
             else:
                 assert told == expected[: len(told)]
-                assert request.outcome in {Outcome.ABORTED, Outcome.EXPIRED}
+                assert request.outcome in {Outcome.ABORTED, Outcome.EXPIRED, Outcome.FAILED}
 
 
 TestWindow = Window.TestCase

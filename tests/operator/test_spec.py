@@ -43,6 +43,7 @@ def test_the_full_example_is_carried_over_whole() -> None:
     assert (spec.cache.prefix_caching, spec.cache.host_swap_bytes) == ("Enabled", 16 * 1024**3)
     assert spec.scheduling.token_budget == 3456
     assert spec.scheduling.max_sequences == 64
+    assert spec.scheduling.overlap_depth == 1
     assert (spec.scheduling.policy, spec.scheduling.fairness_unit) == ("WeightedFair", "KVByteSeconds")
     assert [(tenant.name, tenant.weight) for tenant in spec.live.admission.tenants] == [
         ("assistants", 3),

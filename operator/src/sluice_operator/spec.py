@@ -101,6 +101,7 @@ def _parse(body: Json) -> ServiceSpec:
         replicas=spec["replicas"],
         scheduling=SchedulerConfig(
             max_sequences=scheduling.get("maxSequences"),
+            overlap_depth=scheduling.get("overlapDepth"),
             token_budget=scheduling.get("tokenBudget"),
             max_preemptions_per_request=preemption["maxPerRequest"],
             policy=scheduling["policy"],
