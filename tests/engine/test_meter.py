@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.ordering import waiter
-from sluice_engine.core.order.meter import Meter
+from sluice_engine.core.order.meter import BLOCKS_A_CHARGE, Meter
 from sluice_engine.core.request import Request
 
 
@@ -79,9 +79,8 @@ def test_kv_over_time_counts_the_blocks_held_in_each_span() -> None:
     meter = Meter(bill)
     request = running("a", meter, blocks=2)
 
-    meter.charge(request, 1000)
     request.blocks.append(9)
-    meter.grew(request)
+    meter.grew(request, 1000)
     meter.left(request, 1500)
 
     assert bill.sums["a"]["block_us"] == 2 * 1000 + 3 * 500
@@ -98,6 +97,18 @@ def test_tokens_are_those_computed_since_it_entered() -> None:
     meter.left(request, 0)
 
     assert bill.sums["a"]["tokens"] == 6
+
+
+def test_growing_is_charged_by_the_few_blocks_and_not_by_each() -> None:
+    bill = Bill()
+    meter = Meter(bill)
+    request = running("a", meter, blocks=0)
+
+    for number in range(3 * BLOCKS_A_CHARGE + 1):
+        request.blocks.append(number)
+        meter.grew(request, 0)
+
+    assert bill.calls == 3
 
 
 def test_what_is_not_running_is_not_charged() -> None:
@@ -122,7 +133,8 @@ def test_the_bills_of_all_make_up_the_time_of_all_steps(steps: list[tuple[int, i
     for index, (real_us, _) in enumerate(steps):
         meter.ran(real_us, len(requests), 1.0, [])
         if index in charged:
-            meter.charge(requests[index % 5], 0)
+            requests[index % 5].blocks += [0] * BLOCKS_A_CHARGE
+            meter.grew(requests[index % 5], 0)
     for request in requests:
         meter.left(request, 0)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from sluice_engine.config import FairnessUnit
 from sluice_engine.core.order.lane import Key, Lane
@@ -75,6 +76,8 @@ class WeightedFair:
     def __init__(self, unit: FairnessUnit, key: Key, weights: Mapping[str, int] | None = None) -> None:
         """`weights`: positive integers; a tenant that is not named has 1."""
         self._unit = unit
+        self._which = get_args(FairnessUnit).index(unit)
+        """Of starts, tokens, device time and KV over time, in the order of their names."""
         self._key = key
         self._weights = dict(weights or {})
         self._accounts: dict[str, _Account] = {}
@@ -151,7 +154,7 @@ class WeightedFair:
             if self._unit != "Starts":
                 self._bookings[request] = _Booking(_tokens_left(request), estimate)
                 account.num_booked += 1
-        used = {"Starts": 0, "Tokens": tokens, "DeviceTime": device_us, "KVByteSeconds": block_us}[self._unit]
+        used = (0, tokens, device_us, block_us)[self._which]
         if used:
             booking = self._bookings.get(request)
             covered = 0

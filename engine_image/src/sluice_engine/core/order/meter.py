@@ -2,7 +2,7 @@
 
 Nothing here is done for each request of each step. A decode's share of device time is the same for all that decode in a
 step, so one running sum holds it for everybody, and a request owes the difference to where the sum stood when it was
-last charged. That happens when it gets a block, and when it leaves. Orders that share nothing out need no meter.
+last charged. That happens when it got some blocks, and when it leaves. Orders that share nothing out need no meter.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice_engine.core.request import Request
+
+# Between two charges of a request that decodes: late enough to cost nothing, soon enough to matter to the next entry.
+BLOCKS_A_CHARGE = 4
 
 
 class Charged(Protocol):
@@ -29,7 +32,9 @@ class _Stay:
     tokens: int
     """How far it was."""
     blocks: int
+    """What it has held since `at_us`."""
     at_us: int
+    block_us: int = 0
     decode_ns: int | None = None
     """The running sum as it was; None while it prefills, which is charged by the chunk."""
     prefill_ns: int = 0
@@ -67,31 +72,32 @@ class Meter:
                 if decodes_now:
                     stay.decode_ns = self._decode_ns
 
-    def charge(self, request: Request, now_us: int) -> None:
-        """Charge what it used since the last time: before its blocks change."""
+    def grew(self, request: Request, now_us: int) -> None:
+        """It holds more blocks than before."""
         stay = self._stays.get(request)
-        if stay is None:
-            return
+        if stay is not None:
+            _hold(stay, request, now_us)
+            if not stay.blocks % BLOCKS_A_CHARGE:
+                self._charge(request, stay)
+
+    def left(self, request: Request, now_us: int) -> None:
+        """It runs no more, and still holds what it held: charge the rest."""
+        stay = self._stays.pop(request, None)
+        if stay is not None:
+            _hold(stay, request, now_us)
+            self._charge(request, stay)
+
+    def _charge(self, request: Request, stay: _Stay) -> None:
         device_ns = stay.prefill_ns
         if stay.decode_ns is not None:
             device_ns += self._decode_ns - stay.decode_ns
             stay.decode_ns = self._decode_ns
         device_us, stay.prefill_ns = divmod(device_ns, 1000)
-        self._order.charge(
-            request,
-            tokens=max(0, request.num_computed - stay.tokens),
-            device_us=device_us,
-            block_us=stay.blocks * (now_us - stay.at_us),
-        )
-        stay.tokens, stay.blocks, stay.at_us = request.num_computed, len(request.blocks), now_us
+        computed = request.num_computed
+        self._order.charge(request, tokens=max(0, computed - stay.tokens), device_us=device_us, block_us=stay.block_us)
+        stay.tokens, stay.block_us = computed, 0
 
-    def grew(self, request: Request) -> None:
-        """It holds more blocks than when it was charged, just now."""
-        stay = self._stays.get(request)
-        if stay is not None:
-            stay.blocks = len(request.blocks)
 
-    def left(self, request: Request, now_us: int) -> None:
-        """It runs no more: charge the rest."""
-        self.charge(request, now_us)
-        self._stays.pop(request, None)
+def _hold(stay: _Stay, request: Request, now_us: int) -> None:
+    stay.block_us += stay.blocks * (now_us - stay.at_us)
+    stay.blocks, stay.at_us = len(request.blocks), now_us
