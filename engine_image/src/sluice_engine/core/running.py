@@ -101,13 +101,11 @@ class Running:
     def grow(self, request: Request, num_tokens: int) -> bool:
         """Hold blocks for `num_tokens`, or change nothing and return False."""
         self.prefix.settle(request, request.num_computed)
-        if self._meter is not None:
-            self._meter.charge(request, self.now_us)
         first = len(request.blocks)
         if not self.pool.grow(request.blocks, num_tokens):
             return False
         if self._meter is not None:
-            self._meter.grew(request)
+            self._meter.grew(request, self.now_us)
         blocks = tuple(request.blocks[first:])
         self._table_changes.append(TableChange(request.slot, first, blocks))
         if len(self._window):
