@@ -136,6 +136,7 @@ def test_a_critical_request_takes_the_slot_of_a_background_one() -> None:
     run.drain()
     assert list(run.ended) == ["critical", "background"]
     assert background.num_preemptions == 1
+    assert (run.scheduler.preemptions_total, run.scheduler.class_preemptions_total) == (0, 1)
 
 
 @pytest.mark.parametrize(

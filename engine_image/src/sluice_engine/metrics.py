@@ -93,6 +93,8 @@ def _published(published: Publication) -> Iterator[Metric]:
     yield _counter("scheduler_faults", "Impossible states, each contained to one request.", published.faults_total)
     yield _counter("failed_steps", "Steps that the device failed.", published.failed_steps_total)
     yield _counter("preemptions", "Requests preempted to free KV blocks.", published.preemptions_total)
+    by_class = published.class_preemptions_total
+    yield _counter("class_preemptions", "Requests preempted to let in one of a higher class.", by_class)
     yield _counter("recomputed_tokens", "Tokens whose KV was dropped by preemption.", published.recomputed_tokens_total)
     yield _gauge("step_predicted_seconds", "Predicted time of the last step.", published.last_predicted_us / 1e6)
     yield _gauge("step_real_seconds", "Real time of the last step.", published.last_real_us / 1e6)

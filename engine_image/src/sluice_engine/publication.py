@@ -52,6 +52,7 @@ class Publication:
     waiting_requests: int
     waiting_tokens: int
     preemptions_total: int
+    class_preemptions_total: int
     recomputed_tokens_total: int
     failed_steps_total: int
     stale_results_total: int
@@ -87,6 +88,7 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
         waiting_requests=len(waiting),
         waiting_tokens=scheduler.waiting.waiting_tokens,
         preemptions_total=scheduler.preemptions_total,
+        class_preemptions_total=scheduler.class_preemptions_total,
         recomputed_tokens_total=scheduler.recomputed_tokens_total,
         failed_steps_total=loop.failed_steps_total,
         stale_results_total=scheduler.stale_results_total,

@@ -40,6 +40,9 @@ class Ladder:
         self._policies = policies
         self._rank = rank
         self.preemptions_total = 0
+        """Requests that gave way to a running one, for its blocks: the sign that too much was let in."""
+        self.class_preemptions_total = 0
+        """Requests that gave way to one of a higher class, so that it could enter."""
         self.recomputed_tokens_total = 0
         self.latched_for: int | None = None
         """Blocks that a victim needs to come back; entry is shut while this is set."""
@@ -73,8 +76,9 @@ class Ladder:
         if self._policies.order != "Priority" or running.least_urgent - first.priority < CLASS_LEVELS:
             return ()
         missing = running.missing_blocks(first, running.prefix.match(first))
-        if missing <= 0 and running.lacking(first, step.limits) is None:
-            return ()
+        lacking = running.lacking(first, step.limits)
+        if lacking not in {None, "requests"} or (missing <= 0 and lacking is None):
+            return ()  # it would have to wait all the same, or it has what it needs
         victims = choose_outranked(
             running.rows.running(),
             first,
@@ -105,7 +109,10 @@ class Ladder:
                 reason=price.reason,
             )
         )
-        self.preemptions_total += 1
+        if needing.status is RequestStatus.RUNNING:
+            self.preemptions_total += 1
+        else:
+            self.class_preemptions_total += 1
         self.latched_for = blocks_for(victim.num_tokens, pool.block_tokens)
         if price.choice == "swap":
             victim.num_computed = num_computed  # what is left of its input is a chunk, as for all who enter

@@ -138,8 +138,13 @@ class Scheduler:
 
     @property
     def preemptions_total(self) -> int:
-        """Requests that were taken out of the batch for others."""
+        """Requests that were taken out of the batch for the blocks of others."""
         return self._ladder.preemptions_total
+
+    @property
+    def class_preemptions_total(self) -> int:
+        """Requests that were taken out of the batch for one of a higher class."""
+        return self._ladder.class_preemptions_total
 
     @property
     def recomputed_tokens_total(self) -> int:
