@@ -25,6 +25,9 @@ BUDGETS = "tests/engine/test_budgets.py"
 STEPS = "tests/engine/test_scheduler.py"
 CLASSES = "tests/engine/test_policies.py"
 ENTRY = "tests/engine/test_entry.py"
+ORDERS = "tests/engine/test_order.py"
+FAIR = "tests/engine/test_fair.py"
+VICTIMS = "tests/engine/test_preemption.py"
 
 # The tests of one mutation take seconds.
 HANGS_AFTER_S = 120
@@ -235,6 +238,77 @@ MUTATIONS = (
         "return own + hit.num_unused - self.pool.num_free",
         "return own - self.pool.num_free",
         (ENTRY,),
+    ),
+    # What each order and each victim policy promises.
+    Mutation(
+        "work without hope is not given up while it waits",
+        "scheduler.py",
+        "late = [*self.waiting.expired(now_us), *self._running.overdue(now_us)]",
+        "late = [*self._running.overdue(now_us)]",
+        (CLASSES,),
+    ),
+    Mutation(
+        "a running request outlives its deadline",
+        "scheduler.py",
+        ", *self._running.overdue(now_us)]",
+        "]",
+        (CLASSES,),
+    ),
+    Mutation(
+        "waiting counts for nothing",
+        "order/keyed.py",
+        "return lambda request: request.priority * aging_interval_us + request.arrival_us",
+        "return lambda request: request.priority",
+        (ORDERS,),
+    ),
+    Mutation(
+        "nobody waits too long",
+        "order/keyed.py",
+        "            if request.arrival_us + self._guard_us > now_us:\n                break\n",
+        "            break\n",
+        (ORDERS,),
+    ),
+    Mutation(
+        "a preempted request has lost its place",
+        "order/waiting.py",
+        "if request.place < 0:",
+        "if True:",
+        (ORDERS,),
+    ),
+    Mutation(
+        "an idle tenant saves up",
+        "order/fair.py",
+        "            account.virtual = max(account.virtual, self._virtual_time)\n            self._enqueue",
+        "            self._enqueue",
+        (FAIR,),
+    ),
+    Mutation(
+        "what a tenant was booked for is never given back",
+        "order/fair.py",
+        "        account.add(-booking.left)\n",
+        "",
+        (FAIR,),
+    ),
+    Mutation(
+        "a tenant's requests leave without paying",
+        "running.py",
+        "(self._charge, self._share if",
+        "(self._share if",
+        (CLASSES,),
+    ),
+    Mutation(
+        "one level takes a place",
+        "preemption.py",
+        "request.priority - entering.priority >= CLASS_LEVELS",
+        "request.priority - entering.priority >= 1",
+        (VICTIMS,),
+    ),
+    Mutation(
+        "a request at its cap of preemptions is chosen again",
+        "preemption.py",
+        "return request.num_preemptions < max_preemptions and ",
+        "return ",
+        (VICTIMS,),
     ),
 )
 

@@ -123,6 +123,34 @@ def test_what_cannot_be_in_time_is_given_up_while_it_waits_and_never_computed() 
     assert all(entry.request is not hopeless for plan in run.runner.plans for entry in plan.scheduled)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "deadlines", "told"),
+    [
+        pytest.param(8, {"finish_deadline_us": 500_000}, True, id="in-the-middle-of-its-answer"),
+        pytest.param(400, {"first_token_deadline_us": 500_000}, False, id="in-the-middle-of-its-prompt"),
+    ],
+)
+def test_a_running_request_is_ended_at_its_deadline_and_frees_what_it_held(
+    prompt: int, deadlines: dict[str, int], told: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    limits = make_limits(chunk=8)
+    run = Run(make_scheduler(limits, num_blocks=200))
+    late = run.add(request("late", prompt, 200, **deadlines))
+    # Alone in the pod 400 tokens would take a second in chunks of 8; that it started at all is the estimate's fault.
+    run.scheduler.waiting._expiry.cancel(late)
+    other = run.add(request("other", 8, 100, arrival_us=1))
+
+    while "late" not in run.ended:
+        run.step()
+
+    assert run.ended["late"] is Outcome.EXPIRED
+    assert 500_000 < run.now_us <= 500_000 + 3 * 30_280
+    assert (late.num_output > 0) is told
+    assert (late.blocks, run.running) == ([], ["other"])
+    run.drain()
+    assert other.num_output == 100
+
+
 def test_a_critical_request_takes_the_slot_of_a_background_one() -> None:
     run = one_slot(order="Priority")
     background = run.add(request("background", 8, 50, priority=8))
