@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from simulator.scenes import document, found, outcome
 from sluice_engine import codec
 from sluice_engine.core.steptime import StepTable
+from sluice_simulator import report
 
 POISSON = "loads__0__arrivals__poisson__requestsPerSecond"
 OVERLOADED = {POISSON: 60, "duration": "8s", "machine__kvCapacityTokens": 16_384}
@@ -175,6 +176,19 @@ def test_a_trace_is_replayed_with_its_shared_heads(tmp_path: Path) -> None:
 
     assert total["outcomes"] == {"finished": 40}
     assert total["requests_per_second"] == pytest.approx(20, rel=0.05)
+
+
+def test_requests_of_a_trace_that_had_failed_are_left_out_and_told(tmp_path: Path) -> None:
+    rows = [f"{second},GPT-4,100,{second % 2},100,API log" for second in range(10)]
+    header = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+    (tmp_path / "burst.csv").write_text("\n".join([header, *rows]))
+    load = {"name": "b", "arrivals": {"trace": {"format": "BurstGPT", "file": "burst.csv"}}}
+
+    told = found(document(loads=[load], duration=None), tmp_path)
+
+    assert told["left_out"] == {"b": 5}
+    assert told["total"]["requests"] == 5
+    assert any("5 requests of the trace of b" in line for line in report.text(told))
 
 
 def test_a_slower_machine_takes_longer_than_its_table_says(tmp_path: Path) -> None:

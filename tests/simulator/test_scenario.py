@@ -38,6 +38,7 @@ def problem_of(changed: dict[str, Any], path: str = "small.yaml") -> str:
         pytest.param({"duration": "0s"}, "duration: must be positive, not 0s", id="no-time-at-all"),
         pytest.param({"duration": "-3s"}, "duration: '-3s' is no duration", id="negative-time"),
         pytest.param({"duration": 5}, "duration: must be a duration such as 150ms, not 5", id="a-bare-number"),
+        pytest.param({"warmup": 0}, "warmup: must be a duration such as 150ms, not 0", id="a-bare-zero"),
         pytest.param({"warmup": "20s"}, "warmup: must end before", id="nothing-but-warm-up"),
         pytest.param({"seed": -1}, "seed: must be 0 to", id="negative-seed"),
         pytest.param({"seed": 1.5}, "seed: must be a whole number, not 1.5", id="half-a-seed"),

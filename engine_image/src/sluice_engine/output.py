@@ -56,7 +56,7 @@ class ChoiceOutput:
         return self._decoder.push(token_id)
 
     def _end(self, emission: Emission) -> str:
-        if emission.outcome not in {Outcome.STOP, Outcome.LENGTH}:
+        if emission.outcome is None or not emission.outcome.is_answer:
             raise _error(emission)
         if emission.outcome is Outcome.STOP:
             self.num_tokens += 1  # the stop token was sampled too; it is not part of the text

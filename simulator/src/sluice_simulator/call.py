@@ -23,7 +23,6 @@ from sluice_simulator.workload import Arrival
 
 # Ends beside the engine's own outcomes.
 REFUSED, LEFT, LATE = "refused", "left", "late"
-_FINISHED = frozenset({Outcome.STOP, Outcome.LENGTH})
 
 
 class Door(Protocol):
@@ -133,7 +132,7 @@ class Call:
     def ended(self, outcome: Outcome, now_us: int) -> None:
         """The engine's answer came to its end."""
         self._settle_attempt()
-        if outcome not in _FINISHED:
+        if not outcome.is_answer:
             self._over(outcome.value, good=False)
             return
         first, gaps = self.times.kept(self.sender.slo, now_us, None, streamed=True)

@@ -64,8 +64,8 @@ def simulate(
     """Tell what a service would do under a load.
 
     SCENARIO is a YAML file (docs/simulator.md); "-" is standard input. The engine's own scheduler and the gate's own
-    admission run in virtual time. Steps take the time that a measured table, or
-    the planning profile, says. The same scenario and seed give the same result.
+    admission run in virtual time; steps take the time that a measured table, or the planning profile, says. The same
+    scenario and seed give the same result.
 
     Exit codes: 0 it ran; 2 wrong usage, or a file or rule that is broken.
     """

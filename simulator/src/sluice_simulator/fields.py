@@ -104,9 +104,10 @@ class Fields:
         self, key: str, default: int | None = None, *, least_us: int = 0, most_us: int = MOST_DURATION_US
     ) -> int:
         """A duration such as 150ms or 1m30s, in microseconds."""
-        value = self._required(key, default)
-        if isinstance(value, int) and not isinstance(value, bool) and value is default:
-            return value
+        if default is not None and not self.has(key):
+            self.take(key)
+            return default
+        value = self._required(key, None)
         if not isinstance(value, str):
             raise self.problem(key, f"must be a duration such as 150ms, not {shown(value)}")
         try:

@@ -41,9 +41,9 @@ class Histogram:
         """Count many durations, most of which are equal."""
         if not len(values_us):
             return
-        least = int(values_us[0])
-        if (values_us == least).all():
-            self.add(least, len(values_us))
+        first = int(values_us[0])
+        if (values_us == first).all():
+            self.add(first, len(values_us))
             return
         values, counts = np.unique(values_us, return_counts=True)
         for value, count in zip(values.tolist(), counts.tolist(), strict=True):

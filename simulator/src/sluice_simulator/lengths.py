@@ -10,7 +10,7 @@ from typing import Literal
 from sluice_simulator.fields import Fields
 
 Distribution = Literal["Fixed", "Uniform", "Exponential", "LogNormal"]
-# Where no bound is set: a draw beyond this many means comes once in a hundred million, of an exponential distribution.
+# Where no bound is set. An exponential draw beyond this many means comes once in five hundred million.
 _REACH = 20
 _DISTRIBUTIONS = ("Fixed", "Uniform", "Exponential", "LogNormal")
 

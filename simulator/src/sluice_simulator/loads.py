@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sluice_engine.core.terms import CLASSES, STANDARD, Terms
 from sluice_simulator.clients import ClientConfig, Retries
+from sluice_simulator.errors import InvalidInput
 from sluice_simulator.fields import Fields
 from sluice_simulator.lengths import Lengths, read_lengths
 from sluice_simulator.record import read_record
@@ -143,7 +144,7 @@ def _read_replay(fields: Fields, room: Room, folder: Path, max_tokens: int | Non
                 f"a request of {total:,} tokens can never fit: {room.most_tokens:,} may (machine.maxLengthTokens, "
                 "machine.kvCapacityTokens); tooLong: Send has the gate refuse it"
             )
-            raise type(fields.problem("", ""))(str(path), f"line {trace.lines[index]}", problem)
+            raise InvalidInput(str(path), f"line {trace.lines[index]}", problem)
     return Replay(trace=trace, speed_up=speed_up, from_us=from_us, to_us=to_us, max_tokens=max_tokens)
 
 

@@ -60,7 +60,6 @@ def _run_charts(found: Json) -> Iterator[str]:
 
 def _sweep_charts(found: Json) -> Iterator[str]:
     first = found["axes"][0]
-    series = found["axes"][1] if len(found["axes"]) > 1 else None
     values = first["values"]
     is_numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     xs = [float(value) for value in values] if is_numeric else [float(index) for index in range(len(values))]
@@ -71,10 +70,10 @@ def _sweep_charts(found: Json) -> Iterator[str]:
         ("First token, p99: ms", ("ttft_ms", "p99")),
         ("Gap between tokens, p99: ms", ("itl_ms", "p99")),
     ):
-        lines: list[Line] = []
-        for value in series["values"] if series else [None]:
-            runs = [run for run in found["runs"] if series is None or run["set"][series["key"]] == value]
-            lines.append((str(value) if series else title.partition(":")[0], [_at(run["total"], path) for run in runs]))
+        lines: list[Line] = [
+            (title.partition(":")[0] if value is None else str(value), [_at(run["total"], path) for run in runs])
+            for value, runs in sweep.lines_of(found)
+        ]
         yield f"<h2>{title}</h2>" + chart(xs, lines, first["key"], labels)
 
 

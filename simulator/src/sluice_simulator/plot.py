@@ -6,6 +6,7 @@ import importlib.util
 import io
 from typing import Any
 
+from sluice_simulator import sweep
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.report import Json
 
@@ -63,17 +64,15 @@ def _run(figure: Any, found: Json) -> None:  # noqa: ANN401  # matplotlib's
 
 def _curve(figure: Any, found: Json) -> None:  # noqa: ANN401  # matplotlib's
     first = found["axes"][0]
-    series = found["axes"][1] if len(found["axes"]) > 1 else None
     panel = figure.subplots()
-    for value in series["values"] if series else [None]:
-        runs = [run for run in found["runs"] if series is None or run["set"][series["key"]] == value]
+    for value, runs in sweep.lines_of(found):
         goodput = [run["total"]["goodput_per_second"] for run in runs]
         places = [run["set"][first["key"]] for run in runs]
         if not all(isinstance(place, (int, float)) for place in places):
             places = [str(place) for place in places]
-        panel.plot(places, goodput, marker="o", label=str(value) if series else "good")
-    if series:
-        panel.legend(title=series["key"])
+        panel.plot(places, goodput, marker="o", label="good" if value is None else str(value))
+    if len(found["axes"]) > 1:
+        panel.legend(title=found["axes"][1]["key"])
     panel.set_xlabel(first["key"])
     panel.set_ylabel("good requests/s")
     panel.set_ylim(bottom=0)

@@ -10,7 +10,7 @@ from sluice_engine.core.request import Outcome
 from sluice_simulator.record import Record
 from sluice_simulator.workload import Arrival
 
-GOOD_ENDS = frozenset({Outcome.STOP.value, Outcome.LENGTH.value})
+GOOD_ENDS = frozenset(outcome.value for outcome in Outcome if outcome.is_answer)
 """Ends that are the answer's own; in every other case the client, or a deadline, ended it."""
 
 

@@ -350,12 +350,12 @@ class Replica:
         # The model's end is no token of the answer.
         call.times.gaps = max(0, request.num_output - (outcome is Outcome.STOP) - 1)
         if call.permit is not None:
-            call.permit.completed = outcome in {Outcome.STOP, Outcome.LENGTH}
+            call.permit.completed = outcome.is_answer
             call.permit.close(now_us)
         call.ended(outcome, now_us)
         if self.gate is not None:
             call.times.output_tokens = request.num_output
-            went = "completed" if outcome in {Outcome.STOP, Outcome.LENGTH} else "failed"
+            went = "completed" if outcome.is_answer else "failed"
             self.gate.decisions.ended(call.request_id, went, now_us, None, call.times)
 
     # What the gate sees of the engine.

@@ -9,8 +9,10 @@ from typing import Any
 
 from sluice_simulator.histogram import Histogram
 from sluice_simulator.run import Outcome
+from sluice_simulator.scenario import Scenario
 from sluice_simulator.tally import LoadTally
 from sluice_simulator.timeline import Slice
+from sluice_simulator.workload import Replay
 
 Json = dict[str, Any]
 SCHEMA = "sluice.dev/simulation/1"
@@ -49,6 +51,7 @@ def document(outcome: Outcome) -> Json:
         "window_s": round(window_s, 3),
         "total": _load(total, window_s, span_us / 1e6),
         "loads": {name: _load(load, window_s, span_us / 1e6) for name, load in tally.loads.items()},
+        "left_out": _left_out(scenario),
         "engine": {
             "steps": tally.steps,
             "empty_plans": tally.empty_steps,
@@ -61,6 +64,12 @@ def document(outcome: Outcome) -> Json:
         "door_wait_ms": _quantiles(tally.door_wait),
         "timeline": _timeline(outcome, blocks),
     }
+
+
+def _left_out(scenario: Scenario) -> dict[str, int]:
+    """By load, requests of its trace that had produced nothing."""
+    traces = {load.name: load.source.trace for load in scenario.loads if isinstance(load.source, Replay)}
+    return {name: trace.skipped for name, trace in traces.items() if trace.skipped}
 
 
 def _total(loads: list[LoadTally]) -> LoadTally:
@@ -154,6 +163,8 @@ def text(found: Json) -> list[str]:
     )
     for name, load in found["loads"].items():
         lines += _load_lines(name, load)
+    for name, count in found["left_out"].items():
+        tell("left out", f"{count:,} requests of the trace of {name}: they had produced nothing")
     if len(found["loads"]) > 1:
         lines += _load_lines("all", total)
     tell(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,16 @@ def document(axes: Sequence[Axis], runs: Sequence[tuple[dict[str, Any], Json]]) 
             for at, run in runs
         ],
     }
+
+
+def lines_of(found: Json) -> Iterator[tuple[Any, list[Json]]]:
+    """Runs by the value of the second key, each in order of the first; all under None where only one key is swept."""
+    if len(found["axes"]) == 1:
+        yield None, found["runs"]
+        return
+    second = found["axes"][1]
+    for value in second["values"]:
+        yield value, [run for run in found["runs"] if run["set"][second["key"]] == value]
 
 
 def text(found: Json) -> list[str]:

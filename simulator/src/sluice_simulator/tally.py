@@ -51,7 +51,6 @@ class Tally:
         self.open = 0
         """Requests that have not come to their end."""
         self.last_end_us = 0
-        self.last_arrival_us = 0
         self.steps = 0
         self.empty_steps = 0
         self.busy_us = 0
@@ -62,7 +61,6 @@ class Tally:
     def arrived(self, load: str, now_us: int) -> LoadTally | None:
         """A request came for the first time: where it is counted, None where it is outside the window."""
         self.open += 1
-        self.last_arrival_us = now_us
         self.timeline.at(now_us).arrived += 1
         if now_us < self.window_from_us:
             return None

@@ -36,6 +36,11 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """Something broke for this request; the others went on."""
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the answer came to an end of its own; otherwise something cut it off."""
+        return self in {Outcome.STOP, Outcome.LENGTH}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
