@@ -1,4 +1,4 @@
-"""The founding text's examples as a page: `python tools/worked_example.py` writes docs/worked-example.md.
+"""The worked examples as a page: `python tools/worked_example.py` writes docs/worked-example.md.
 
 Owns the words. Every number comes from the classes that the engine runs (`sluice_engine.core`), so the page changes
 with them, and a test compares it bit for bit. Start reading at `worked_example`.

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engine.ordering import SERVICE, ids, step_us, waiter
 from sluice_engine.config import Policy
-from sluice_engine.core.order.keyed import KeyedOrder, aged_priority, first_come, priority
+from sluice_engine.core.order.keyed import KeyedOrder, first_come, priority
 from sluice_engine.core.order.policy import Policies, order_for
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.waiting import Waiting
@@ -127,11 +127,22 @@ def test_order(policy: Policy, requests: list[Request], now_s: int, order: str) 
     assert ids(waiting.candidates(now_s * SECOND)) == order.split()
 
 
-def test_aging_is_what_the_text_says() -> None:
-    request = waiter("background", priority=6)
+@pytest.mark.parametrize(
+    ("fresh_level", "first"),
+    [
+        pytest.param(5, "old", id="ahead-of-a-fresh-5"),
+        pytest.param(4, "old", id="ahead-of-a-fresh-4"),
+        pytest.param(2, "fresh", id="behind-a-fresh-2"),
+    ],
+)
+def test_a_6_that_waited_a_minute_at_20_s_a_level_stands_at_3(fresh_level: int, first: str) -> None:
+    waiting = pushed(
+        order_for(Policies(order="Priority", aging_interval_us=20 * SECOND), SERVICE),
+        waiter("old", priority=6),
+        waiter("fresh", arrival_s=60, priority=fresh_level),
+    )
 
-    assert aged_priority(request, 60 * SECOND, 20 * SECOND) == 3
-    assert aged_priority(request, 60 * SECOND, 0) == 6
+    assert ids(waiting.candidates(60 * SECOND))[0] == first
 
 
 def test_without_aging_a_lower_class_waits_as_long_as_there_is_a_higher_one() -> None:

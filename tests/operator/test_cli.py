@@ -147,7 +147,7 @@ def test_check_judges_by_a_measured_table(
         ),
     ],
 )
-def test_check_says_what_the_founding_text_computes(
+def test_check_says_what_the_worked_example_computes(
     capsys: pytest.CaptureFixture[str], manifest_file: Any, promise: str, set_chunk: int | None, words: tuple[str, ...]
 ) -> None:
     scheduling = {} if set_chunk is None else {"prefillChunkTokens": set_chunk}

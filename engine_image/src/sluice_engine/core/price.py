@@ -14,7 +14,7 @@ from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.steptime import StepTimes
 
 # Planning figures for a swap: 4,000 tokens of 320 KiB are 1.22 GiB, which this link moves in 25 ms each way, so that
-# out and back take the founding text's 50 ms. It is about what PCIe 5.0 x16 gives. At 25 GB/s it would be 105 ms.
+# out and back take the 50 ms of docs/worked-example.md: about what PCIe 5.0 x16 gives. At 25 GB/s it would be 105 ms.
 PLANNING_LINK_BYTES_PER_S = 52_428_800_000
 
 # Planning bytes of one token's KV, for the same example: 320 KiB.

@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import ClassVar, NamedTuple, Protocol
 
 # Planning price of computing a preempted request's state again: 0.06 ms per token. It is not the prefill price of a
-# step (0.035 ms): it stands for the founding text's example of 4,000 tokens at 240 ms. Never mix the two.
+# step (0.035 ms): it stands for the example of 4,000 tokens at 240 ms (docs/worked-example.md). Never mix the two.
 PLANNING_RECOMPUTE_US_PER_TOKEN = 60
 
 # Ratio of the quantile at slo.targetPercent to the median, until it is learned.
@@ -46,7 +46,7 @@ class StepTimes(Protocol):
 class PlanningProfile:
     """The planning constants: 20 ms, 0.035 ms per prefill token, 10 ms for the decode share.
 
-    Source: the founding text, "Deriving a chunk ceiling from the ITL budget".
+    Source: the examples of docs/worked-example.md.
     """
 
     revision: ClassVar[int] = 0

@@ -25,9 +25,7 @@ from sluice_operator.spec import ServiceSpec
 _UNBOUND_TOKENS = 1 << 22
 # The largest decode batch an engine on a GPU measures at its start.
 _PLANNING_DECODES = 256
-
-
-# The founding text's example of what chunking costs.
+# The example of docs/worked-example.md.
 LONG_PROMPT_TOKENS = 12_000
 
 

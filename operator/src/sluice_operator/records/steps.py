@@ -73,11 +73,6 @@ class Step:
     expired: tuple[str, ...] = ()
     """Requests whose deadline passed, or could no longer be met."""
 
-    @property
-    def num_waiting(self) -> int:
-        """Requests that stayed out."""
-        return sum(self.waiting.values())
-
     def share_of(self, request_id: str) -> Share | None:
         """What a request ran in it; None when it did not."""
         return next((share for share in self.shares if share.request_id == request_id), None)

@@ -92,10 +92,3 @@ def priority(aging_interval_us: int) -> Key:
     if aging_interval_us == 0:
         return lambda request: request.priority
     return lambda request: request.priority * aging_interval_us + request.arrival_us
-
-
-def aged_priority(request: Request, now_us: int, aging_interval_us: int) -> float:
-    """What its priority has become by waiting: for people; the order itself never divides."""
-    if aging_interval_us == 0:
-        return float(request.priority)
-    return request.priority - (now_us - request.arrival_us) / aging_interval_us
