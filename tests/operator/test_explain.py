@@ -27,6 +27,7 @@ def life(records: Records, name: str = "req-a") -> Life:
 def served() -> Records:
     """A comes at 0.95 s, waits a step, is prefilled in three chunks beside B's decodes, then decodes three tokens."""
     return recorded(
+        step(8, share(B, 199), waiting_reasons={"no_free_blocks": 1}),
         step(9, share(B, 200), waiting_reasons={"no_free_slots": 1}),
         step(10, share(B, 201), waiting_reasons={"budget_exhausted": 1}),
         step(11, share(B, 202), chunk(A, 0, 40, slot=1), prefill_left=0),

@@ -155,6 +155,12 @@ def test_each_slot_has_its_prefills_and_one_slice_for_a_run_of_decodes() -> None
     ]
 
 
+def test_decodes_with_a_step_between_them_that_left_the_request_out_are_two_slices() -> None:
+    events = check(trace_of(recorded(step(1, share(A, 9)), step(2, share(B, 9, slot=1)), step(3, share(A, 10)))))
+
+    assert [event["args"]["steps"] for event in events if event["name"] == "decode req-a"] == ["1", "3"]
+
+
 def test_waits_without_a_slot_have_rows_of_their_own() -> None:
     events = check(trace_of(busy()))
 

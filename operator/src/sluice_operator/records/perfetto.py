@@ -49,8 +49,7 @@ def trace_of(records: Records) -> dict[str, Any]:
     origin_us = min((event["ts"] for event in events), default=0)
     for event in events:
         event["ts"] -= origin_us
-    # Of equal times an end comes before a beginning, or what follows would seem to lie within what went before.
-    events.sort(key=lambda event: (event["ts"], event["ph"] != "e"))
+    events.sort(key=lambda event: int(event["ts"]))
     slots = sorted({share.slot for step in records.steps for share in step.shares})
     model = "" if records.state is None or records.state.engine is None else records.state.engine.model
     return {
