@@ -91,6 +91,8 @@ def _steps_row(steps: Iterable[Step]) -> Iterator[Event]:
                 "tokens left": step.tokens_left,
                 "prefill left": step.prefill_left,
                 "free blocks": step.free_blocks_after,
+                "blocks swapped out": step.swapped_out_blocks,
+                "blocks swapped in": step.swapped_in_blocks,
                 "waiting": dict(step.waiting),
             },
         )

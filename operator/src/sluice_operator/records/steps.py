@@ -72,6 +72,10 @@ class Step:
     """What held those of them that were looked at, by request."""
     expired: tuple[str, ...] = ()
     """Requests whose deadline passed, or could no longer be met."""
+    swapped_out_blocks: int = 0
+    """Copied to the host before it ran."""
+    swapped_in_blocks: int = 0
+    """Copied back."""
 
     def share_of(self, request_id: str) -> Share | None:
         """What a request ran in it; None when it did not."""
@@ -120,6 +124,8 @@ def _step(document: Any, after_us: int) -> Step:  # noqa: ANN401  # parsed JSON
         waiting={str(gate): int(number) for gate, number in document["waiting_reasons"].items()},
         held_back={str(one["request_id"]): str(one["reason"]) for one in document.get("held_back", ())},
         expired=tuple(map(str, document.get("expired", ()))),
+        swapped_out_blocks=int(document.get("swapped_out_blocks", 0)),
+        swapped_in_blocks=int(document.get("swapped_in_blocks", 0)),
     )
 
 
