@@ -11,15 +11,13 @@ from typing import Any
 
 import click
 
-from sluice_engine.core.assemble import assemble
 from sluice_operator import plain_yaml
-from sluice_operator.files import Paths, files
 from sluice_simulator import page, plot, replay, report, scenario, sweep
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.record import Record, read_record
 from sluice_simulator.report import Json
 from sluice_simulator.retrace import retrace
-from sluice_simulator.run import run
+from sluice_simulator.run import assembled_of, run
 
 _MOST_RUNS = 1000
 
@@ -110,8 +108,7 @@ def _document(file: str | None, record: Record | None) -> tuple[dict[str, Any], 
 def _compared(record: Record, document: dict[str, Any], file: str, changed: Json | None) -> Json:
     """How the record's own scenario compares with it; beside it, where something is changed, what would have been."""
     own = scenario.parse(document, file)
-    told = files(own.spec, Paths())
-    plans = retrace(record, assemble(told.engine, told.live, own.machine.times, own.machine.capacity))
+    plans = retrace(record, assembled_of(own))
     real, simulated = replay.measured(record), replay.predicted(report.document(run(own)))
     compared: Json = {
         "plans": asdict(plans),

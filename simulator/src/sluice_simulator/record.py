@@ -8,11 +8,13 @@ through: a newer engine may say more.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sluice_engine import codec
+from sluice_engine.config import CacheConfig
 from sluice_engine.core.ended import EndedRequest
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.steptime import StepTable
@@ -22,6 +24,8 @@ from sluice_simulator.fields import MOST_TOKENS
 
 SCHEMA = "sluice.dev/record/1"
 _MOST_BYTES = 1 << 30
+_KEY = re.compile(r"[0-9a-f]{1,12}")
+_DEFAULT_BLOCK_TOKENS = CacheConfig().block_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,12 @@ class Record:
     engine: EngineState | None
     service: dict[str, Any] | None
     table: StepTable | None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a KV block."""
+        pool = None if self.engine is None else self.engine.pool
+        return _DEFAULT_BLOCK_TOKENS if pool is None else pool.block_tokens
 
 
 def read_record(path: Path) -> Record:
@@ -98,16 +108,20 @@ def _check(record: Record) -> None:
         if step.real_us < 0:
             raise InvalidInput(record.file, f"steps[{index}].real_us", "must not be negative")
     for index, request in enumerate(record.requests):
-        place = f"requests[{index}]"
-        tokens = (request.prompt_tokens, request.max_tokens)
-        if not all(1 <= count <= MOST_TOKENS for count in tokens):
-            raise InvalidInput(record.file, place, "prompt_tokens and max_tokens must be 1 or more")
-        if not 0 <= request.output_tokens <= request.max_tokens:
-            raise InvalidInput(record.file, f"{place}.output_tokens", f"must be 0 to {request.max_tokens}")
-        if not 0 <= request.arrival_us <= request.queued_us <= request.ended_us:
-            raise InvalidInput(record.file, place, "arrival_us, queued_us and ended_us must follow each other")
+        _check_request(request, f"requests[{index}]", record.file)
     if record.service is not None and not isinstance(record.service, dict):
         raise InvalidInput(record.file, "service", "must be an InferenceService")
+
+
+def _check_request(request: EndedRequest, place: str, file: str) -> None:
+    if not all(1 <= count <= MOST_TOKENS for count in (request.prompt_tokens, request.max_tokens)):
+        raise InvalidInput(file, place, "prompt_tokens and max_tokens must be 1 or more")
+    if not 0 <= request.output_tokens <= request.max_tokens:
+        raise InvalidInput(file, f"{place}.output_tokens", f"must be 0 to {request.max_tokens}")
+    if not all(_KEY.fullmatch(key) for key in request.prompt_keys):
+        raise InvalidInput(file, f"{place}.prompt_keys", "must be hexadecimal, of at most 12 digits")
+    if not 0 <= request.arrival_us <= request.queued_us <= request.ended_us:
+        raise InvalidInput(file, place, "arrival_us, queued_us and ended_us must follow each other")
 
 
 def _document(path: Path) -> dict[str, Any]:

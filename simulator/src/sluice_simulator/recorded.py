@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sluice_engine.core.ended import EndedRequest
 from sluice_engine.core.request import Outcome
 from sluice_simulator.record import Record
-from sluice_simulator.workload import Arrival
+from sluice_simulator.workload import Arrival, Content
 
 GOOD_ENDS = frozenset(outcome.value for outcome in Outcome if outcome.is_answer)
 """Ends that are the answer's own; in every other case the client, or a deadline, ended it."""
@@ -28,18 +29,7 @@ class Recorded:
             time_us = one.queued_us - start_us
             if until_us is not None and time_us >= until_us:
                 return
-            ended = one.outcome in GOOD_ENDS
-            yield Arrival(
-                time_us,
-                one.prompt_tokens,
-                one.output_tokens if ended else one.max_tokens,
-                one.max_tokens,
-                key=one.request_id,
-                waited_us=one.queued_us - one.arrival_us,
-                priority=one.priority,
-                tenant=one.tenant,
-                leaves_us=None if ended else one.ended_us - start_us,
-            )
+            yield arrival_of(one, start_us, self.record.block_tokens)
 
     @property
     def start_us(self) -> int:
@@ -50,3 +40,21 @@ class Recorded:
     def last_us(self) -> int:
         """When the last request comes."""
         return max(one.queued_us for one in self.record.requests) - self.start_us
+
+
+def arrival_of(one: EndedRequest, start_us: int, block_tokens: int) -> Arrival:
+    """A recorded request, as its client would send it again; `start_us` is when virtual time begins."""
+    has_ended = one.outcome in GOOD_ENDS
+    heads = tuple(int(key, 16) for key in one.prompt_keys)
+    return Arrival(
+        one.queued_us - start_us,
+        one.prompt_tokens,
+        one.output_tokens if has_ended else one.max_tokens,
+        one.max_tokens,
+        Content(heads, block_tokens) if heads else Content(),
+        key=one.request_id,
+        waited_us=one.queued_us - one.arrival_us,
+        priority=one.priority,
+        tenant=one.tenant,
+        leaves_us=None if has_ended else one.ended_us - start_us,
+    )

@@ -17,7 +17,8 @@ from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.request import Request
 from sluice_simulator.executor import Executor
 from sluice_simulator.record import Record, RecordedStep
-from sluice_simulator.recorded import GOOD_ENDS
+from sluice_simulator.recorded import GOOD_ENDS, arrival_of
+from sluice_simulator.workload import prompt_of
 
 Shares = list[tuple[str, int, int]]
 
@@ -90,7 +91,8 @@ def _drive(record: Record, assembled: Assembled, comparing: _Comparing, first: i
     )
     while not comparing.difference:
         while queued and queued[0][1].queued_step <= scheduler.step:
-            loop.add(_request(*queued.popleft(), executor, start_us))
+            number, one = queued.popleft()
+            loop.add(_request(one, number, executor, start_us, record.block_tokens))
         while leaving and leaving[0].ended_step <= scheduler.step:
             loop.abort(leaving.popleft().request_id)
         if not loop.has_work:
@@ -101,13 +103,13 @@ def _drive(record: Record, assembled: Assembled, comparing: _Comparing, first: i
             return  # nothing was in flight, and it plans nothing: what it waits for is not in the record
 
 
-def _request(number: int, one: EndedRequest, executor: Executor, start_us: int) -> Request:
-    """No two of them begin alike: a record does not say which did."""
+def _request(one: EndedRequest, number: int, executor: Executor, start_us: int, block_tokens: int) -> Request:
+    arrival = arrival_of(one, start_us, block_tokens)
     return Request(
         id=one.request_id,
-        tokens=[2 * number + 1] * one.prompt_tokens,
+        tokens=prompt_of(arrival, number),
         num_prompt=one.prompt_tokens,
-        sampling=executor.expect(one.request_id, one.prompt_tokens, one.output_tokens, one.max_tokens),
+        sampling=executor.expect(one.request_id, one.prompt_tokens, arrival.output_tokens, one.max_tokens),
         arrival_us=one.arrival_us - start_us,
         priority=one.priority,
         tenant=one.tenant,

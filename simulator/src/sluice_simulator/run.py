@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from sluice_engine.core.assemble import assemble
+from sluice_engine.core.assemble import Assembled, assemble
 from sluice_engine.core.state import DerivedLimits
 from sluice_operator.files import Paths, files
 from sluice_sidecar.admission import Admission
@@ -52,6 +52,12 @@ def run(scenario: Scenario, durations: StepTimesOf | None = None) -> Outcome:
     return Outcome(scenario, world.derived, world.tally, tuple(world.replicas))
 
 
+def assembled_of(scenario: Scenario) -> Assembled:
+    """A new engine core for one of its replicas."""
+    told = files(scenario.spec, Paths())
+    return assemble(told.engine, told.live, scenario.machine.times, scenario.machine.capacity)
+
+
 class _World:
     """All that a run is made of."""
 
@@ -80,7 +86,7 @@ class _World:
     def _replica(self, number: int, durations: Durations) -> Replica:
         scenario = self.scenario
         told = files(scenario.spec, Paths())
-        assembled = assemble(told.engine, told.live, scenario.machine.times, scenario.machine.capacity)
+        assembled = assembled_of(scenario)
         gate = None
         if scenario.has_gate:
             source = _source(scenario, f"gate {number}")
@@ -182,3 +188,5 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+        # A world refers to itself: the next run need not begin beside the last one's.
+        gc.collect()

@@ -13,6 +13,9 @@ from sluice_engine.core.request import Request
 # As many steps as the trace keeps rarely end more requests than this.
 ENDED_KEPT = 4096
 
+# 48 bits: two different blocks among a million share a key once in three hundred records.
+KEY_DIGITS = 12
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRequest:
@@ -37,9 +40,11 @@ class EndedRequest:
     ended_us: int
     ended_step: int
     """Number of the last step that was planned before its end."""
+    prompt_keys: tuple[str, ...] = ()
+    """Short keys of the prompt's full blocks, where the prefix cache made them: equal keys are equal beginnings."""
 
 
-def ended_request(request: Request, now_us: int, step: int) -> EndedRequest:
+def ended_request(request: Request, now_us: int, step: int, block_tokens: int) -> EndedRequest:
     """What is kept of a request that ends now, after `step` was planned."""
     assert request.outcome is not None, "it has ended"
     return EndedRequest(
@@ -56,4 +61,5 @@ def ended_request(request: Request, now_us: int, step: int) -> EndedRequest:
         first_token_us=request.first_token_us,
         ended_us=now_us,
         ended_step=step,
+        prompt_keys=tuple(key.hex()[:KEY_DIGITS] for key in request.block_keys[: request.num_prompt // block_tokens]),
     )

@@ -230,7 +230,7 @@ class EngineLoop:
 
     def _note_end(self, request: Request) -> None:
         assert request.outcome is not None
-        self.ended.append(ended_request(request, self.clock(), self.scheduler.step))
+        self.ended.append(ended_request(request, self.clock(), self.scheduler.step, self.scheduler.pool.block_tokens))
         self.finished.append(
             FinishedState(
                 id=request.gate_id or request.id,
