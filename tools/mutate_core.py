@@ -24,6 +24,7 @@ WINDOW = "tests/engine/test_overlap.py"
 BUDGETS = "tests/engine/test_budgets.py"
 STEPS = "tests/engine/test_scheduler.py"
 CLASSES = "tests/engine/test_policies.py"
+CONTAINED = "tests/engine/test_containment.py"
 ENTRY = "tests/engine/test_entry.py"
 ORDERS = "tests/engine/test_order.py"
 FAIR = "tests/engine/test_fair.py"
@@ -188,6 +189,28 @@ MUTATIONS = (
         "return min(len(request.blocks) * self.pool.block_tokens, request.peak_tokens)",
         "return len(request.blocks) * self.pool.block_tokens",
         (WINDOW,),
+    ),
+    # Deadlines and faults.
+    Mutation(
+        "a running request outlives its deadline",
+        "running.py",
+        "        self._deadlines.watch(request)\n",
+        "",
+        (CONTAINED,),
+    ),
+    Mutation(
+        "one request's fault takes the others down while planning",
+        "scheduler.py",
+        "        if self.strict:\n            raise error\n",
+        "        raise error\n",
+        (CONTAINED,),
+    ),
+    Mutation(
+        "a request that failed leaves its blocks to others",
+        "running.py",
+        "self._share if sound else self.prefix.forget",
+        "self._share",
+        ("tests/engine/test_sharing.py",),
     ),
     # Order and entry.
     Mutation(

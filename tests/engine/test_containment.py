@@ -75,6 +75,28 @@ def test_a_request_that_cannot_enter_as_it_was_promised_fails_and_gives_back_all
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
 
 
+def test_a_request_whose_result_cannot_be_settled_fails_alone() -> None:
+    loop = make_loop()
+    bad, good = make_request("bad", 4, 20), make_request("good", 4, 20, arrival_us=1)
+    for request in (bad, good):
+        loop.add(request)
+    settle = loop.scheduler.prefix.settle
+
+    def broken(request: Request, num_tokens: int) -> None:
+        if request is bad:
+            raise KeyError("no such block")
+        settle(request, num_tokens)
+
+    loop.scheduler.prefix.settle = broken  # type: ignore[method-assign]
+    told = [emission for emission in loop.step() if emission.outcome is not None]
+    while loop.has_work:
+        loop.step()
+
+    assert [(emission.request.id, emission.outcome) for emission in told] == [("bad", Outcome.FAILED)]
+    assert good.outcome is Outcome.LENGTH
+    assert loop.scheduler.pool.num_free == loop.scheduler.pool.num_blocks
+
+
 def test_in_tests_it_raises() -> None:
     loop = make_loop(strict=True)
     request = make_request("A", 4, 20)

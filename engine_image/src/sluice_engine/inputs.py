@@ -140,6 +140,10 @@ class StepBuilder:
         self._device = device
         self._slots = SlotRows(block_tokens, max_length_tokens)
 
+    def adopt(self, changes: Sequence[TableChange]) -> None:
+        """Bring the block tables up to date, also where the step that brings the changes is never built."""
+        self._slots.apply(changes)
+
     def build(self, plan: StepPlan) -> StepInputs:
         """The inputs of a step that is not empty."""
         self._slots.apply(plan.table_changes)

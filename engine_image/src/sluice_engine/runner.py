@@ -97,6 +97,8 @@ class TorchRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Make the plan's copies, run the batch and sample. The plan is not empty."""
+        # First of all: a later step must know the tables of requests that this one does not take down with it.
+        self._builder.adopt(plan.table_changes)
         if self._host is not None:
             with torch.inference_mode():
                 self._host.copy_out(plan.swap_out)

@@ -118,7 +118,9 @@ class Scheduler:
         self._ladder = Ladder(self._running, self.waiting, self.window, self.suspension, self.policies, rank)
         self._shares = Shares(self._running, self.waiting)
         self._entry = Entry(self._running, self.waiting, self._ladder, self._shares, self.suspension, self._contain)
-        self._settlement = Settlement(self.rows, self.window, pool, self.prefix, self.suspension, self.end)
+        self._settlement = Settlement(
+            self.rows, self.window, pool, self.prefix, self.suspension, self.end, self._note_fault
+        )
 
     def _service(self) -> Service:
         """What a request still costs, for orders and expiry."""

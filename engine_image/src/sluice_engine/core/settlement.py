@@ -17,6 +17,7 @@ from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, RequestStatus
 from sluice_engine.core.rows import Rows
+from sluice_engine.core.running import Fault
 from sluice_engine.core.suspension import Suspension
 from sluice_engine.core.window import Window
 
@@ -32,6 +33,7 @@ class Settlement:
         prefix: PrefixCache,
         suspension: Suspension,
         end: Callable[[str, Outcome, str | None], Request | None],
+        fault: Fault,
     ) -> None:
         """`end`: ends a request by its id, with an outcome and an error."""
         self._rows = rows
@@ -40,6 +42,7 @@ class Settlement:
         self._prefix = prefix
         self._suspension = suspension
         self._end = end
+        self._fault = fault
         self.stale_results_total = 0
         # By token id: whether it ends any request so far. Only rows that sampled such a token are looked at one by one.
         self._stops: npt.NDArray[np.bool_] = np.zeros(1, dtype=bool)
@@ -105,33 +108,45 @@ class Settlement:
         may_end = self._stops.take(token_ids, mode="clip") | (starts + 1 >= rows.limit[slots])
         special = {}
         for index in sorted({*np.flatnonzero(may_end).tolist(), *logprobs}):
-            special[index] = self._told(told[index], tokens[index], logprobs.get(index), int(gaps_us[index]))
+            try:
+                special[index] = self._told(told[index], tokens[index], logprobs.get(index), int(gaps_us[index]))
+            except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
+                special[index] = self._contain(told[index], error)
         return DecodedTokens(told, tokens, gaps_us, special)
 
     def _settle_chunks(self, plan: StepPlan, result: StepResult, now_us: int) -> list[Emission]:
         emissions = []
         row = len(plan.decodes)
         for chunk in plan.chunks:
-            request = chunk.request
             if self._is_current(chunk):
-                request.num_prefilled = chunk.start + chunk.num_tokens
-                self._prefix.settle(request, request.num_prefilled)
-                if chunk.samples and row in result.errors:
-                    emissions.append(self._fail(request, result.errors[row]))
-                elif chunk.samples:
-                    request.is_decoding = True
-                    token_id = int(result.token_ids[row])
-                    request.tokens.append(token_id)
-                    last_us = self._rows.last_token_us[request.slot]
-                    gap_us = now_us - int(last_us) if request.num_output > 1 else None
-                    if gap_us is None:
-                        request.first_token_us = now_us
-                    self._rows.last_token_us[request.slot] = now_us
-                    emissions.append(self._told(request, token_id, result.logprobs.get(row), gap_us))
+                try:
+                    emission = self._settle_chunk(chunk, row, result, now_us)
+                except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
+                    emission = self._contain(chunk.request, error)
+                if emission is not None:
+                    emissions.append(emission)
             else:
                 self.stale_results_total += 1  # it ended or was preempted after this step was planned
             row += chunk.samples
         return emissions
+
+    def _settle_chunk(self, chunk: ScheduledRequest, row: int, result: StepResult, now_us: int) -> Emission | None:
+        request = chunk.request
+        request.num_prefilled = chunk.start + chunk.num_tokens
+        self._prefix.settle(request, request.num_prefilled)
+        if not chunk.samples:
+            return None
+        if row in result.errors:
+            return self._fail(request, result.errors[row])
+        request.is_decoding = True
+        token_id = int(result.token_ids[row])
+        request.tokens.append(token_id)
+        last_us = int(self._rows.last_token_us[request.slot])
+        self._rows.last_token_us[request.slot] = now_us
+        if request.num_output > 1:
+            return self._told(request, token_id, result.logprobs.get(row), now_us - last_us)
+        request.first_token_us = now_us
+        return self._told(request, token_id, result.logprobs.get(row), None)
 
     def _told(self, request: Request, token_id: int, logprob: float | None, gap_us: int | None) -> Emission:
         """A request has a new token: what its caller is told, and whether that was its last."""
@@ -146,6 +161,11 @@ class Settlement:
     def _fail(self, request: Request, error: str) -> Emission:
         self._end(request.id, Outcome.FAILED, error)
         return Emission(request, outcome=Outcome.FAILED)
+
+    def _contain(self, request: Request, error: Exception) -> Emission:
+        """An impossible state while settling for one request: that request fails, and the step is settled."""
+        self._fault(request, error)
+        return self._fail(request, f"a fault of the scheduler: {error}")
 
     @staticmethod
     def _is_current(entry: ScheduledRequest) -> bool:
