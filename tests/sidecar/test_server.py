@@ -442,6 +442,27 @@ async def test_models_come_from_the_engine(gate: RunningGate) -> None:
         assert (await response.json())["id"] == "some/name", "the name reaches the engine as it was written"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/v1/models/../../state", id="dots"),
+        pytest.param("/v1/models/%2e%2e/%2E%2E/state", id="encoded-dots"),
+        pytest.param("/v1/models/..%2f..%2fstate", id="encoded-slashes"),
+        pytest.param("/v1/models/a/../../../metrics", id="through-a-name"),
+    ],
+)
+async def test_no_name_of_a_model_leads_to_another_route_of_the_engine(gate: RunningGate, path: str) -> None:
+    answer = await _raw(gate, f"GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+
+    assert b'"object": "model"' in answer, "what stands behind the slash is a name"
+
+
+async def test_an_absolute_address_is_taken_as_its_path(gate: RunningGate) -> None:
+    answer = await _raw(gate, b"GET http://a/v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+
+    assert b'"object": "list"' in answer
+
+
 async def _raw(gate: RunningGate, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(gate.host, gate.port)
     writer.write(data)
@@ -492,6 +513,35 @@ async def test_headers_that_do_not_come_are_not_waited_for(gate: RunningGate, mo
 
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"request_timeout" in answer
+
+
+async def test_the_clock_on_headers_runs_also_when_they_come_before_anybody_waits_for_them(
+    gate: RunningGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HEADER_TIMEOUT_S", 0.02)
+    said = asyncio.Event()
+
+    class Hasty(asyncio.Transport):
+        def write(self, data: bytes | bytearray | memoryview) -> None:
+            assert bytes(data).startswith(b"HTTP/1.1 408 ")
+            said.set()
+
+        def is_closing(self) -> bool:
+            return False
+
+        def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    protocol = listener.GateServer(gate.gate.handle, user_timeout_ms=1000)()
+    protocol.connection_made(Hasty())
+    protocol.data_received(b"POST /v1")  # as uvloop does it: the connection's task has not run yet
+
+    async with asyncio.timeout(10):
+        await said.wait()
+    protocol.connection_lost(None)
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for(gate: RunningGate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,9 @@ class GateProtocol(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Start the clock on a header block that came in part; stop it once a request is whole."""
         super().data_received(data)
-        waiting = self._waiter is not None and not self._waiter.done() and not self._messages
+        # Under uvloop bytes can come before the task that waits for a connection's first request has begun to wait.
+        first = self._request_count == 0
+        waiting = not self._messages and (first or (self._waiter is not None and not self._waiter.done()))
         if waiting and data and self._header_timer is None:
             self._header_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._header_timeout)
         elif not waiting:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from urllib.parse import quote
 
 import aiohttp
 from aiohttp import web
@@ -39,6 +40,7 @@ from sluice_sidecar.trust import TrustedPeers
 log = logging.getLogger(__name__)
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
+_MODELS = "/v1/models"
 _READ = frozenset(("GET", "HEAD"))
 
 
@@ -107,7 +109,7 @@ class Gate:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return await self._generate(request, route)
-        is_models = request.path == "/v1/models" or request.path.startswith("/v1/models/")
+        is_models = request.path == _MODELS or request.path.startswith(f"{_MODELS}/")
         if is_models or request.path in {"/livez", "/readyz"}:
             if request.method not in _READ:
                 return _not_allowed(request, "GET, HEAD")
@@ -115,7 +117,7 @@ class Gate:
                 return await self._models(request)
             problem = self.not_ready() if request.path == "/readyz" else None
             return plain(problem)
-        known = ", ".join((*_ROUTES, "/v1/models"))
+        known = ", ".join((*_ROUTES, _MODELS))
         return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
@@ -245,7 +247,7 @@ class Gate:
         if (refusal := self._unavailable()) is not None:
             return answer(refusal)
         try:
-            async with asyncio.timeout(5), self.engine.request("GET", request.raw_path) as upstream:
+            async with asyncio.timeout(5), self.engine.request("GET", _models_path(request.path)) as upstream:
                 body = await upstream.read()
                 return web.Response(
                     status=upstream.status, body=body, content_type="application/json", headers={"Server": SERVER}
@@ -273,6 +275,12 @@ class Gate:
     def _cut_all(self) -> None:
         for call in list(self._calls):
             call.end_early()
+
+
+def _models_path(path: str) -> str:
+    """The engine's path for it: whatever a client wrote behind `/v1/models/` is one name, and no way elsewhere."""
+    name = path.removeprefix(_MODELS).removeprefix("/")
+    return f"{_MODELS}/{quote(name, safe='')}" if path.startswith(f"{_MODELS}/") else _MODELS
 
 
 def _not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
+from yarl import URL
 
 from sluice_engine import codec
 from sluice_engine.core.state import EngineState, is_readable
@@ -166,7 +167,12 @@ class SluiceEngine:
         """
         try:
             response = await self._session.request(
-                method, _ORIGIN + path, headers=headers, data=body, allow_redirects=False
+                method,
+                # Encoded already: what a name has of "..", even as %2e%2e, is not to be resolved into another route.
+                URL(_ORIGIN + path, encoded=True),
+                headers=headers,
+                data=body,
+                allow_redirects=False,
             )
         except aiohttp.ClientConnectorError as error:
             raise EngineUnreachable(str(error), refused=True) from error
