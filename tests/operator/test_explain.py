@@ -11,9 +11,10 @@ import pytest
 from recorded_scene import STEP_US, chunk, decision, document, finished, lost, recorded, running, share, state, step
 from sluice_operator.cli import main
 from sluice_operator.records.life import Life
-from sluice_operator.records.retrace import life_of
+from sluice_operator.records.reconstruct import life_of
 from sluice_operator.records.source import Records, records
-from sluice_operator.records.story import clock, span, tell
+from sluice_operator.records.story import tell
+from sluice_operator.records.times import clock, span
 
 A, B = "req-a/0", "req-b/0"
 
@@ -88,7 +89,7 @@ def test_it_is_told_in_sentences() -> None:
         "req-a (the client calls it mine)",
         "1 was inside of the 4 that may run at once; the KV blocks were predicted to peak at 20 of the 95",
         "the first token was predicted after 400 ms, 2.00 s is promised.",
-        "In the engine's queue it waited 150 ms, while 2 steps ran: no slot was free (in 1 of them)",
+        "In the engine's queue it waited 150 ms, while 2 steps ran: no slot was free (in 1 step)",
         "100 tokens of prefill were computed in 3 chunks:",
         "step 11 at +0.150 s: 40 tokens, beside 1 decode; took 100 ms, predicted 100 ms",
         "; 40 is all that such a step may prefill within the promise.",
@@ -153,9 +154,25 @@ def test_a_preemption_tells_both_prices_and_when_it_came_back(
     assert words in text
     assert "In step 3 at +0.200 s it was preempted for req-b and gave up 7 blocks with 101 tokens" in text
     assert "It came back in step 5, 200 ms later." in text
-    assert "Meanwhile entry was shut after a preemption (in 1 of them)." in text
+    assert "Meanwhile entry was shut after a preemption (in 1 step)." in text
     assert "at most 300 ms, before step 5, it was preempted in between" in text
     assert choice.decode_steps == decodes
+
+
+def test_one_that_gave_way_to_itself_says_so_and_a_swap_repeats_nothing() -> None:
+    swapped = lost(A, 101, A, swap_us=9_000, choice="swap", reason="cheaper")
+    records = recorded(
+        step(1, chunk(A, 0, 60), prefill_left=0),
+        step(2, chunk(A, 60, 40, last=True)),
+        step(3, share(B, 300), preempted=[swapped]),
+        step(4, share(A, 101)),
+    )
+
+    text = "\n".join(tell(life(records)))
+
+    assert "it stepped back itself for want of a block and gave up 7 blocks" in text
+    assert "100 tokens of prefill were computed in 2 chunks:" in text
+    assert "60 is all that a step may compute." in text, "nothing decodes beside it: the promise does not bind"
 
 
 def test_a_refusal_is_told_with_its_reason_and_when_to_come_back() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from engine.serving import served
 from sluice_operator.records.life import ChoiceLife
 from sluice_operator.records.perfetto import trace_of
-from sluice_operator.records.retrace import life_of
+from sluice_operator.records.reconstruct import life_of
 from sluice_operator.records.source import Records, records
 from sluice_operator.records.story import tell
 

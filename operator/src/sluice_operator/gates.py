@@ -14,7 +14,7 @@ import aiohttp
 from sluice_engine import codec
 from sluice_engine.core.state import is_readable
 from sluice_engine.errors import InvalidConfig
-from sluice_sidecar.state import GateState
+from sluice_sidecar.state import SCHEMA_VERSION, GateState
 
 ADMIN_PORT = 9090
 _TIMEOUT = aiohttp.ClientTimeout(total=2)
@@ -60,4 +60,4 @@ def decode_state(content: bytes) -> GateState | None:
         state = codec.decode(GateState, document, "state", ignore_unknown=True)
     except (ValueError, InvalidConfig):
         return None
-    return state if is_readable(state.schema_version) else None
+    return state if is_readable(state.schema_version, SCHEMA_VERSION) else None

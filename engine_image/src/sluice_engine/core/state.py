@@ -208,11 +208,11 @@ def request_state(request: Request) -> RequestState:
     )
 
 
-def is_readable(schema_version: str) -> bool:
-    """Whether this reader understands that document: same major, at most two minors back, or newer."""
+def is_readable(schema_version: str, own: str = SCHEMA_VERSION) -> bool:
+    """Whether a reader of version `own` understands that document: same major, at most two minors back, or newer."""
     try:
         major, minor = (int(part) for part in schema_version.split("."))
     except ValueError:
         return False
-    own_major, own_minor = (int(part) for part in SCHEMA_VERSION.split("."))
+    own_major, own_minor = (int(part) for part in own.split("."))
     return major == own_major and minor >= own_minor - 2

@@ -8,7 +8,7 @@ import click
 
 from sluice_engine import codec
 from sluice_operator.records import source
-from sluice_operator.records.retrace import life_of
+from sluice_operator.records.reconstruct import life_of
 from sluice_operator.records.story import tell
 
 

@@ -1,4 +1,4 @@
-"""One request's life as plain data: what `retrace.py` finds in the records, and `story.py` puts into sentences."""
+"""One request's life as plain data: what `reconstruct.py` finds in the records, and `story.py` puts into sentences."""
 
 from __future__ import annotations
 

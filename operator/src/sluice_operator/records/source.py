@@ -24,7 +24,7 @@ from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidRecords, InvalidSettings, Unreachable
 from sluice_operator.records.steps import Step, read_steps
 from sluice_sidecar.decisions import Decision
-from sluice_sidecar.state import GateState
+from sluice_sidecar.state import SCHEMA_VERSION, GateState
 
 MOST_STEPS = 4096
 MOST_DECISIONS = 4096
@@ -194,6 +194,6 @@ def _state(document: Any, where: str) -> GateState:  # noqa: ANN401
         state = codec.decode(GateState, document, "state", ignore_unknown=True)
     except InvalidConfig as error:
         raise Unreachable(f"{where} is no gate's admin port: {error}") from error
-    if not is_readable(state.schema_version):
+    if not is_readable(state.schema_version, SCHEMA_VERSION):
         raise Unreachable(f"{where} speaks version {state.schema_version} of /state, which this sluice does not read")
     return state

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice_operator.records.life import ChoiceLife, Chunk, ChunkReason, Gaps, Life, Suspension, Wait
+from sluice_operator.records.times import clock, span
 from sluice_sidecar.decisions import Decision
 
 # Chunks that are told one by one; of more, the first and the last few.
@@ -136,7 +137,7 @@ def _choice(choice: ChoiceLife, life: Life, origin_us: int) -> Iterator[str]:
         yield f"{choice.cached_tokens:,} tokens of its prompt were in the prefix cache."
     yield from _prefill(choice, origin_us)
     for suspension in choice.suspensions:
-        yield from _suspension(suspension, origin_us)
+        yield from _suspension(suspension, choice.request_id, origin_us)
         if (wait := next(waits, None)) is not None and wait.held_by:
             yield f"  Meanwhile {_gates(wait)}."
     yield from _tokens(choice, life, origin_us)
@@ -162,8 +163,10 @@ def _queue(wait: Wait) -> Iterator[str]:
 
 
 def _gates(wait: Wait) -> str:
-    named = [f"{_HELD.get(gate, gate)} (in {steps:,} of them)" for gate, steps in wait.held_by.items()]
-    return ", ".join(named)
+    return ", ".join(
+        f"{_HELD.get(gate, gate)} (in {steps:,} step{'' if steps == 1 else 's'})"
+        for gate, steps in wait.held_by.items()
+    )
 
 
 def _prefill(choice: ChoiceLife, origin_us: int) -> Iterator[str]:
@@ -174,9 +177,10 @@ def _prefill(choice: ChoiceLife, origin_us: int) -> Iterator[str]:
     if len(chunks) == 1:
         yield f"Its prompt was computed in one step, {_chunk(chunks[0], origin_us)}"
         return
-    again = " (what was lost and computed again included)" if choice.suspensions else ""
+    is_repeated = any(suspension.choice != "swap" for suspension in choice.suspensions)
+    again = " (what was lost and computed again included)" if is_repeated else ""
     yield f"{tokens:,} tokens of prefill were computed in {len(chunks)} chunks{again}:"
-    cut = len(chunks) > MOST_CHUNKS
+    cut = len(chunks) > MOST_CHUNKS + 1
     head = chunks[: MOST_CHUNKS - 2] if cut else chunks
     for chunk in head:
         yield f"  {_chunk(chunk, origin_us)}"
@@ -199,20 +203,26 @@ def _why(chunk: Chunk) -> str:
     reason: ChunkReason = chunk.reason
     if reason != "prefill_budget":
         return _CHUNK[reason]
-    text = f"{chunk.prefill_budget_tokens:,} is all that such a step may prefill within the promise"
+    bound = "such a step may prefill within the promise" if chunk.decode_requests else "a step may compute"
+    text = f"{chunk.prefill_budget_tokens:,} is all that {bound}"
     if chunk.others_prefill_tokens:
         text += f", and {chunk.others_prefill_tokens:,} went to others"
     return text
 
 
-def _suspension(one: Suspension, origin_us: int) -> Iterator[str]:
+def _suspension(one: Suspension, request_id: str, origin_us: int) -> Iterator[str]:
     price = f"computing it again is priced at {span(one.recompute_us)}"
     if one.swap_us is not None:
         price += f", moving it to the host and back at {span(one.swap_us)}"
     because = f" ({_PRICES.get(one.reason, one.reason)})" if one.reason else ""
     needing = one.beneficiary_id.removesuffix("/0")
+    what = (
+        f"was preempted for {needing}"
+        if one.beneficiary_id != request_id
+        else "stepped back itself for want of a block"
+    )
     yield (
-        f"In step {one.step:,} at {clock(one.at_us - origin_us)} it was preempted for {needing} and gave up "
+        f"In step {one.step:,} at {clock(one.at_us - origin_us)} it {what} and gave up "
         f"{one.freed_blocks:,} blocks with {one.num_computed:,} tokens: {price}; to be "
         f"{'swapped' if one.choice == 'swap' else 'recomputed'}{because}."
     )
@@ -279,20 +289,3 @@ def _end(decision: Decision) -> Iterator[str]:
     if decision.promise:
         kept = {"kept": "kept", "ttft_missed": "missed for the first token", "itl_missed": "missed between tokens"}
         yield f"The promise was {kept.get(decision.promise, decision.promise)}."
-
-
-def span(microseconds: int | None) -> str:
-    """A time as people say it."""
-    us = microseconds or 0
-    if abs(us) < 1_000:
-        return f"{us} µs"
-    if abs(us) < 10_000:
-        return f"{us / 1e3:.1f} ms"
-    if abs(us) < 1_000_000:
-        return f"{us / 1e3:.0f} ms"
-    return f"{us / 1e6:.2f} s" if abs(us) < 10_000_000 else f"{us / 1e6:.1f} s"
-
-
-def clock(microseconds: int) -> str:
-    """A time since the arrival."""
-    return f"{microseconds / 1e6:+.3f} s"
