@@ -145,3 +145,18 @@ def test_seeded_samples_are_the_same_swapped_found_and_in_pieces(runner: TorchRu
     same = [a == b for a, b in zip(produced, 2 * outputs(undisturbed), strict=True)]
     # A draw that falls on the border of two tokens is a tie, as two equal logits are.
     assert same.count(False) <= 1
+
+
+def test_in_bfloat16_it_says_what_it_says_in_float32_but_for_near_ties(
+    reference: Reference, prompts: list[list[int]]
+) -> None:
+    """Alone and in a batch: few rows take a GGUF file's own blocks, many the packed matrices."""
+    runner = load_runner(DEMO, data_type="BFloat16")
+    together, one_by_one = _requests(prompts), _requests(prompts[:4])
+    run(runner, together)
+    for request in one_by_one:
+        run(runner, [request])
+    for request in [*together, *one_by_one]:
+        # Logits of this model lie around 20, of which bfloat16 keeps a tenth; garbage is many units off.
+        (output,) = outputs([request])
+        reference.assert_greedy(request.tokens[: request.num_prompt], output, tie=1.0)

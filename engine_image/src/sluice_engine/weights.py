@@ -184,8 +184,8 @@ def _layer(
         attention_out=of("self_attn.o_proj").to(dtype),
         gate_up=gate_up.to(dtype),
         down=of("mlp.down_proj").to(dtype),
-        qkv_norm=qkv_norm,
-        gate_up_norm=gate_up_norm,
+        qkv_norm=qkv_norm.to(dtype),
+        gate_up_norm=gate_up_norm.to(dtype),
         blocks=blocks,
     )
 

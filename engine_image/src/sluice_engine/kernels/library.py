@@ -73,8 +73,10 @@ class Blocks:
 class Kernels:
     """The loaded library."""
 
-    def __init__(self, library: ctypes.CDLL, origin: str) -> None:
+    def __init__(self, library: ctypes.CDLL, origin: str, dtype: torch.dtype) -> None:
         self.origin = origin
+        self.dtype = dtype
+        """Of every tensor that is no index: the library reads memory, and would take another type's for its own."""
         size, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
         self._attend = library.sluice_attend
         self._attend.argtypes = [address, address, size, address, address, size, address, *[size] * 5, real, size]
@@ -94,6 +96,7 @@ class Kernels:
 
         `layer`: one layer's cache [blocks × block_tokens, 2 G D].
         """
+        assert q.dtype is layer.dtype is out.dtype is self.dtype, "attention between types"
         _, heads, dimension = q.shape
         num_tiles = len(tiles.rows)
         wanted = 2 * torch.get_num_threads()
@@ -110,6 +113,8 @@ class Kernels:
 
     def multiply(self, x: Tensor, blocks: Blocks, residual: Tensor | None = None) -> Tensor:
         """Rows [T, in] times the weights, plus the residual [T, out] where there is one."""
+        assert x.dtype is self.dtype, "a product between types"
+        assert residual is None or residual.dtype is self.dtype, "a residual of another type"
         rows, in_width = x.shape
         out_width = len(blocks.data)
         out = x.new_empty(rows, out_width)
@@ -123,6 +128,8 @@ class Kernels:
 
     def norm(self, x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
         """Rows of x [T, H] over their root mean square, times the weight [H]."""
+        assert x.dtype is self.dtype, "a norm between types"
+        assert weight is None or weight.dtype is self.dtype, "a weight of another type"
         out = torch.empty_like(x)
         weights = None if weight is None else weight.data_ptr()
         self._norm(out.data_ptr(), x.data_ptr(), weights, x.shape[0], x.shape[1], epsilon)
@@ -135,6 +142,7 @@ class Kernels:
 
         `turns`: [positions, 1, D/2] unit complex numbers.
         """
+        assert qkv.dtype is layer.dtype is self.dtype, "a cache of another type"
         dimension = qkv.shape[1] // (heads + 2 * kv_heads)
         self._turn_and_store(
             qkv.data_ptr(), turns.data_ptr(), positions.data_ptr(), layer.data_ptr(), kv_rows.data_ptr(), len(qkv),
@@ -169,7 +177,7 @@ def load_kernels(cpu_flags: frozenset[str], dtype: torch.dtype) -> Kernels | str
         result = found
     else:
         try:
-            result = Kernels(ctypes.CDLL(str(found.path)), found.origin)
+            result = Kernels(ctypes.CDLL(str(found.path)), found.origin, dtype)
         except (OSError, AttributeError) as error:
             result = f"{found.path} cannot be loaded: {error}"
     log.info("kernels: %s", result.origin if isinstance(result, Kernels) else f"none: {result}")
