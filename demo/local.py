@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 from drive import run
@@ -14,6 +15,10 @@ from sluice_operator.local import LocalPod
 from sluice_operator.spec import parse
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "crds" / "examples" / "demo-cpu.yaml"
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="  ")
 
 
 async def main() -> int:
@@ -32,13 +37,11 @@ async def main() -> int:
             derived = state.engine.derived
             print(
                 f"  ready. Derived from the promise: {derived.chunk_ceiling_tokens} prefill tokens a step at most, "
-                f"{derived.max_sequences} requests at once, {derived.kv_capacity_tokens:,} tokens of KV.\n"
+                f"{derived.max_sequences} at once, {derived.kv_capacity_tokens:,} tokens of KV.\n"
             )
             if not derived.feasible:
-                print(f"  This machine cannot keep the promise now: {derived.reason}.")
-                print(
-                    "  What follows shows a service that refuses most; free the processor, or relax slo, and try again."
-                )
+                print(_indented(f"This machine cannot keep the promise now: {derived.reason}."))
+                print("  What follows shows a service that refuses most; free the processor, or relax slo.")
         kept = await run(
             pod.url,
             pod.admin_url,

@@ -42,7 +42,8 @@ _HEAD = """
 
 <!-- Written by tools/worked_example.py. Do not edit. -->
 
-The examples of the text that Sluice implements, played by the classes that the engine itself runs. The step times are the
+The examples of the text that Sluice implements ("the text" below: the founding text of the project, which is
+not in this repository), played by the classes that the engine itself runs. The step times are the
 planning profile (20 ms + 0.035 ms a prefill token + 10 ms where requests decode); a real engine measures its own.
 """
 
@@ -152,8 +153,8 @@ def _aging() -> str:
 ## Aging
 
 A lower number is more urgent. With one level in 20 seconds the effective priority of a waiting request is
-`priority − waited / 20 s`: a background request (6) that has waited 60 seconds competes at 3, ahead of a fresh 5. Between two
-that wait the difference never changes, so the order's key is `priority + arrival / 20 s`, which is constant: nothing is
+`priority − waited / 20 s`: a background request (6, which is the class `batch` of the resource) that has waited 60
+seconds competes at 3, ahead of a fresh 5. Between two that wait the difference never changes, so the order's key is `priority + arrival / 20 s`, which is constant: nothing is
 sorted again. Of equals the one that came first goes first.
 
 {table(("a 6 has waited", "competes at", "order"), rows)}

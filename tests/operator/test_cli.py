@@ -69,6 +69,15 @@ def test_check_says_no_to_a_chunk_that_breaks_its_own_promise(
     assert "the least that would work is 317 ms" in out
 
 
+def test_check_judges_a_block_where_not_even_that_keeps_the_promise(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any
+) -> None:
+    code, out, _ = run(capsys, "check", manifest_file({"slo": {"interTokenLatency": "25ms"}}))
+
+    assert code == 1
+    assert "16 tokens (one block, the least there is); such a step takes 31 ms" in out
+
+
 def test_check_accepts_such_a_chunk_where_the_promise_is_only_observed(
     capsys: pytest.CaptureFixture[str], manifest_file: Any
 ) -> None:

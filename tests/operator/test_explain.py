@@ -306,7 +306,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_command_tells_or_says_no(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["explain", str(file), "req-a"]) == 0
-    assert capsys.readouterr().out.startswith("req-a\nIt came to /chat")
+    assert capsys.readouterr().out.startswith("req-a\nIt came to /v1/chat/completions")
 
     assert main.run(["explain", str(file), "req-z"]) == 1
     said = capsys.readouterr()

@@ -42,7 +42,16 @@ def problem_of(changed: dict[str, Any], path: str = "small.yaml") -> str:
         pytest.param({"warmup": "20s"}, "warmup: must end before", id="nothing-but-warm-up"),
         pytest.param({"seed": -1}, "seed: must be 0 to", id="negative-seed"),
         pytest.param({"seed": 1.5}, "seed: must be a whole number, not 1.5", id="half-a-seed"),
-        pytest.param({POISSON: 0}, "loads[0].arrivals.poisson.requestsPerSecond: must be", id="nothing-arrives"),
+        pytest.param(
+            {POISSON: 0},
+            "loads[0].arrivals.poisson.requestsPerSecond: must be 0.000001 to 100,000",
+            id="nothing-arrives",
+        ),
+        pytest.param(
+            {"loads__0__arrivals": {"poisson": {"requestPerSecond": 4}}},
+            "poisson.requestsPerSecond: is missing; there is requestPerSecond, which is not known",
+            id="a-misspelt-key",
+        ),
         pytest.param({POISSON: -4}, "loads[0].arrivals.poisson.requestsPerSecond: must be", id="negative-rate"),
         pytest.param(
             {POISSON: float("nan")}, "loads[0].arrivals.poisson.requestsPerSecond: must be a number", id="NaN"
@@ -193,7 +202,10 @@ def test_the_command_refuses_a_broken_file_in_one_line(
     assert problem in captured.err
 
 
-@pytest.mark.parametrize("arguments", [["--set", "seed"], ["--set", "a=["], ["--sweep", "seed="], ["--sweep", "seed"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--set", "seed"], ["--set", "a=["], ["--sweep", "seed="], ["--sweep", "seed"], ["--sweep", "replicas=4..1"]],
+)
 def test_the_command_refuses_a_broken_option(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]
 ) -> None:

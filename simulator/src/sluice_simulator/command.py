@@ -151,6 +151,8 @@ def _axis(text: str) -> sweep.Axis:
     if not sign or not key or not values:
         raise click.BadParameter(f"{text!r} is no sweep: write KEY=A,B,…", param_hint="--sweep")
     read = list(_values(values.split(",")))
+    if not read:
+        raise click.BadParameter(f"{text!r} has no value: a range A..B goes upwards", param_hint="--sweep")
     if len(read) > _MOST_RUNS:
         raise click.BadParameter(f"{len(read):,} runs are more than {_MOST_RUNS:,}", param_hint="--sweep")
     return sweep.Axis(key, read)

@@ -5,6 +5,7 @@ Owns the words of a refusal (`file: key: problem`). Knows no key by name.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -141,12 +142,13 @@ class Fields:
         if value is None:
             value = default
         if value is None:
-            raise self.problem(key, "is missing")
+            alike = difflib.get_close_matches(key, [one for one in self._left if one not in self._known], 1)
+            raise self.problem(key, f"is missing; there is {alike[0]}, which is not known" if alike else "is missing")
         return value
 
     def _bounded(self, key: str, value: float, least: float, most: float) -> int:
         if not least <= value <= most:
-            raise self.problem(key, f"must be {least:,} to {most:,}, not {value:,}")
+            raise self.problem(key, f"must be {_plain(least)} to {_plain(most)}, not {value:,}")
         return value  # type: ignore[return-value]  # as it came: whole where whole numbers are asked for
 
 
@@ -169,3 +171,8 @@ def shown(value: object) -> str:
         return kind_of(value)
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _plain(number: float) -> str:
+    """A bound without an exponent: 0.000001, 100,000."""
+    return f"{number:,}" if number >= 1 or not number else f"{number:f}".rstrip("0")

@@ -193,7 +193,7 @@ def _load_lines(name: str, load: Json) -> list[str]:
     if load["refusals"]:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in load["refusals"].items())
         retries = load["attempts"] - load["requests"]
-        lines.append(f"  {'':<14} refused: {reasons}; {retries:,} retries")
+        lines.append(f"  {'':<14} turned away at the door: {reasons}; {retries:,} retries")
     return lines
 
 

@@ -6,6 +6,7 @@ Owns the report. The rules are the CRD's, the derivation is the engine's own.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -27,6 +28,8 @@ _UNBOUND_TOKENS = 1 << 22
 _PLANNING_DECODES = 256
 # The example of docs/worked-example.md.
 LONG_PROMPT_TOKENS = 12_000
+
+_WIDTH, _INDENT = 100, 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ class Verdict:
     chunk_ceiling_tokens: int
     """c(1): the most prefill beside one decode within the promise."""
     prefill_chunk_tokens: int
-    """What a step will carry: the chunk that is set, or the ceiling."""
+    """What a step will carry: the chunk that is set, or the ceiling, but at least a block."""
+    chunk_is_set: bool
     chunk_step_us: int
     """What a step with that chunk beside one decode takes."""
     inter_token_latency_us: int
@@ -163,7 +167,8 @@ def _verdict(  # what it is made of
     depth: int,
 ) -> Verdict:
     slo = spec.live.slo
-    chunk = spec.live.scheduling.prefill_chunk_tokens or ceiling
+    # As the engine does it: where not even a block keeps the promise, a block it is.
+    chunk = spec.live.scheduling.prefill_chunk_tokens or max(ceiling, spec.cache.block_tokens)
     return Verdict(
         name=spec.name,
         source=source,
@@ -172,6 +177,7 @@ def _verdict(  # what it is made of
         reason=derived.reason,
         chunk_ceiling_tokens=ceiling,
         prefill_chunk_tokens=chunk,
+        chunk_is_set=spec.live.scheduling.prefill_chunk_tokens is not None,
         chunk_step_us=times.bound_us(1, chunk, depth, chunk * depth),
         inter_token_latency_us=slo.inter_token_latency_us,
         token_budget=derived.token_budget,
@@ -203,12 +209,14 @@ def _chunked(times: StepTimes, chunk: int, reference_tokens: int) -> Chunked | N
 
 def explain(verdict: Verdict) -> list[str]:
     """The verdict in sentences."""
-    what = "is set" if verdict.prefill_chunk_tokens != verdict.chunk_ceiling_tokens else "follows from the promise"
+    what = "is set" if verdict.chunk_is_set else "follows from the promise"
+    if not verdict.chunk_is_set and verdict.prefill_chunk_tokens > verdict.chunk_ceiling_tokens:
+        what = "one block, the least there is"
     by = "" if verdict.is_measured else "by the planning profile "
     lines = [f"{verdict.name}: {by}the promise {'can' if verdict.feasible else 'cannot'} be kept"]
 
     def tell(subject: str, text: str) -> None:
-        lines.append(f"  {subject:<14} {text}")
+        lines.append(f"{f'  {subject}':<{_INDENT}}{text}")
 
     within, prompt = _ms(verdict.inter_token_latency_us), verdict.reference_prompt_tokens
     tell("step times", verdict.source)
@@ -222,13 +230,17 @@ def explain(verdict: Verdict) -> list[str]:
     tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
     if (long := verdict.chunked) is not None:
         tell("chunking", f"a prompt of {long.prompt_tokens:,} tokens takes {_ms(long.whole_us)} alone in one step,")
-        tell("", f"{_ms(long.alone_us)} in {long.chunks} chunks, {_ms(long.beside_us)} in chunks beside a decode")
+        tell("", f"{_ms(long.alone_us)} in {long.chunks:,} chunks, {_ms(long.beside_us)} in chunks beside a decode")
     alone = f"{_ms(verdict.idle_ttft_us)} for {prompt:,} prompt tokens in an idle pod"
     tell("first token", f"{alone}; promised are {_ms(verdict.time_to_first_token_us)}")
-    at_most = f"at most {verdict.token_budget:,} tokens and {verdict.max_sequences:,} requests"
+    requests = "1 request" if verdict.max_sequences == 1 else f"{verdict.max_sequences:,} requests"
+    at_most = f"at most {verdict.token_budget:,} tokens and {requests}"
     tell("a step", f"{at_most}, or fewer where the KV cache holds fewer")
     if not verdict.feasible:
-        tell("why not", verdict.reason)
+        first, *others = textwrap.wrap(verdict.reason, _WIDTH - _INDENT)
+        tell("why not", first)
+        for line in others:
+            tell("", line)
         if not verdict.is_enforced:
             tell("", "slo.enforcement is Observe: it would run all the same, and SLOFeasible would be False")
     return lines

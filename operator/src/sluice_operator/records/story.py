@@ -27,6 +27,7 @@ _CHUNK = {
     "token_budget": "the step's token budget was spent",
     "own_share": "as much of one request as a step may carry at that depth",
 }
+_ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _OUTCOMES = {
     "stop": "The model ended it",
     "length": "It reached its length",
@@ -96,7 +97,7 @@ def _door(decision: Decision) -> Iterator[str]:
     if decision.choices:
         choices = "" if decision.choices == 1 else f" over {decision.choices} choices"
         asked = f"about {decision.prompt_tokens:,} prompt tokens and at most {decision.max_tokens:,} output tokens"
-        yield f"It came to /{decision.route} and asked for {asked}{choices}."
+        yield f"It came to {_ROUTES.get(decision.route, decision.route)} and asked for {asked}{choices}."
     if decision.inside is not None:
         yield _prediction(decision)
     waited = "" if decision.decided_us is None else f" for {span(decision.decided_us - decision.arrived_us)}"
