@@ -37,7 +37,7 @@ HINTS = {
     "Unschedulable": "Free or add a node that fits, or change resources, accelerator or podTemplate.",
     "ImagePullFailed": "Check runtime.image, that nodes can reach its registry, and podTemplate.imagePullSecrets.",
     "ContainerConfigError": "Create the ConfigMap, Secret or volume that podTemplate names, or correct the name.",
-    "OutOfMemory": "Raise resources.limits.memory, or lower cache.capacity or cache.memoryPercent.",
+    "OutOfMemory": "Raise resources.limits.memory, or lower cache.capacity, memoryPercent or hostSwapCapacity.",
     "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
     "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
