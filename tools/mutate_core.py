@@ -29,6 +29,9 @@ ENTRY = "tests/engine/test_entry.py"
 ORDERS = "tests/engine/test_order.py"
 FAIR = "tests/engine/test_fair.py"
 VICTIMS = "tests/engine/test_preemption.py"
+PREFIX = "tests/engine/test_prefix_cache.py"
+HOST = "tests/engine/test_host_pool.py"
+SHARING = "tests/engine/test_sharing.py"
 
 # The tests of one mutation take seconds.
 HANGS_AFTER_S = 120
@@ -332,6 +335,119 @@ MUTATIONS = (
         "return request.num_preemptions < max_preemptions and ",
         "return ",
         (VICTIMS,),
+    ),
+    # Shared blocks, and state on the host.
+    Mutation(
+        "a head is dropped before the tails that hang on it",
+        "blocks.py",
+        "            self._unused.move_to_end(found)\n",
+        "            pass\n",
+        (PREFIX,),
+    ),
+    Mutation(
+        "blocks are given back head first",
+        "blocks.py",
+        "        for block in reversed(table):\n",
+        "        for block in table:\n",
+        (PREFIX,),
+    ),
+    Mutation(
+        "the block that was used last is dropped first",
+        "blocks.py",
+        "self._unused.popitem(last=False)",
+        "self._unused.popitem()",
+        (PREFIX,),
+    ),
+    Mutation(
+        "a dropped block can still be found",
+        "blocks.py",
+        "        del self._by_key[key]\n        self.dropped_total",
+        "        self.dropped_total",
+        (PREFIX,),
+    ),
+    Mutation(
+        "a hit leaves nothing to compute",
+        "prefix_cache.py",
+        "(request.num_tokens - 1) // block_tokens",
+        "request.num_tokens // block_tokens",
+        (PREFIX,),
+    ),
+    Mutation(
+        "tenants find each other's blocks",
+        "prefix_cache.py",
+        'f"{block_tokens} {tenant}"',
+        'f"{block_tokens}"',
+        (PREFIX,),
+    ),
+    Mutation(
+        "what comes back is counted as a hit",
+        "prefix_cache.py",
+        "        if request.num_preemptions:\n",
+        "        if request.num_preemptions > 99:\n",
+        (PREFIX,),
+    ),
+    Mutation(
+        "what a failed request computed is found by others",
+        "running.py",
+        "self._share if sound else self.prefix.forget",
+        "self._share",
+        (SHARING,),
+    ),
+    Mutation(
+        "host blocks are given away in the step that reads them",
+        "host_pool.py",
+        "release(request.host_blocks, fence=step)",
+        "release(request.host_blocks)",
+        (HOST,),
+    ),
+    Mutation(
+        "host blocks that were read are never free again",
+        "suspension.py",
+        "        self.host.settled(step)\n",
+        "",
+        (SHARING,),
+    ),
+    Mutation(
+        "one that ended leaves its state on the host",
+        "suspension.py",
+        "        self._since_us.pop(request, None)\n        self.host.drop(request)\n",
+        "        self._since_us.pop(request, None)\n",
+        (SHARING,),
+    ),
+    Mutation(
+        "what a failed step copied out is trusted",
+        "settlement.py",
+        "            lost |= dict.fromkeys(self._suspension.failed(plan.step))\n",
+        "",
+        (SHARING,),
+    ),
+    Mutation(
+        "copies out are made again by the next step",
+        "suspension.py",
+        "        self._out.clear()\n",
+        "",
+        (SHARING,),
+    ),
+    Mutation(
+        "copies in are made again by the next step",
+        "suspension.py",
+        "        self._in.clear()\n",
+        "",
+        (SHARING,),
+    ),
+    Mutation(
+        "what was found in the cache is copied over",
+        "host_pool.py",
+        "zip(request.blocks[first:], request.host_blocks[first:], strict=False)",
+        "zip(request.blocks, request.host_blocks, strict=False)",
+        (SHARING,),
+    ),
+    Mutation(
+        "a swapped request begins its chunk where the cache ends",
+        "entry.py",
+        "start = max(request.num_computed, hit.num_tokens)",
+        "start = hit.num_tokens",
+        (SHARING,),
     ),
 )
 
