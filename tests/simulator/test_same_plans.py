@@ -25,13 +25,13 @@ from sluice_simulator.workload import Arrival, Content, prompt_of
 REQUESTS = 10_000
 END = 0
 
-Told = tuple[int, tuple[tuple[str, int, int, int, bool], ...], tuple[str, ...], int, int]
+Told = tuple[int, tuple[tuple[str, int, int, int, bool], ...], tuple[tuple[str, str, str], ...], int, int]
 
 
 def told(plan: StepPlan) -> Told:
     """What a plan is, in values."""
     shares = tuple((one.request.id, one.slot, one.start, one.num_tokens, one.samples) for one in plan.scheduled)
-    victims = tuple(one.request_id for one in plan.preempted)
+    victims = tuple((one.request_id, one.choice, one.reason) for one in plan.preempted)
     return plan.step, shares, victims, plan.predicted_us, plan.free_blocks_after
 
 
@@ -40,7 +40,15 @@ class ScriptedEngine:
 
     def __init__(self, described: Scenario) -> None:
         told_to = files(described.spec, Paths())
-        self._core = assemble(told_to.engine, told_to.live, described.machine.times, described.machine.capacity)
+        machine = described.machine
+        self._core = assemble(
+            told_to.engine,
+            told_to.live,
+            machine.times,
+            machine.capacity,
+            num_host_blocks=machine.num_host_blocks,
+            link=machine.link,
+        )
         self._loop = EngineLoop(self._core.scheduler, self, lambda: self._now_us)
         self._now_us = 0
         self._ends: dict[str, int] = {}
@@ -126,8 +134,13 @@ def random_arrivals(source: random.Random, count: int) -> list[Arrival]:
 
 
 # A pool so small that requests are preempted, one that is never full, a chunk, a share, and one request at a time.
-CASES = {
+CASES: dict[str, dict[str, object]] = {
     "a pool so small that requests are preempted": {"machine__kvCapacityTokens": 1600},
+    "preempted requests kept on a host that is sometimes full": {
+        "machine__kvCapacityTokens": 1600,
+        "machine__kvBytesPerToken": 1 << 20,
+        "cache__hostSwapCapacity": "640Mi",
+    },
     "a pool that is never full": {"machine__kvCapacityTokens": 262_144},
     "a chunk of 128": {"scheduling__prefillChunkTokens": 128, "machine__kvCapacityTokens": 4096},
     "a share of 64": {"scheduling__maxPrefillTokensPerRequest": 64, "machine__kvCapacityTokens": 8192},
@@ -152,6 +165,9 @@ def test_engine_and_simulator_plan_the_same(case: str) -> None:
         assert ours == theirs
     if "preempted" in case:
         assert sum(len(plan[2]) for plan in engine) > 20
+    if "host" in case:
+        reasons = {reason for plan in engine for _, _, reason in plan[2]}
+        assert reasons >= {"cheaper", "host_pool_full"}
 
 
 def test_arrivals_are_in_order() -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from simulator.scenes import SMALL, document
+from sluice_engine.core.link import Link
 from sluice_operator.cli import main
 from sluice_simulator import scenario
 from sluice_simulator.errors import InvalidInput
@@ -63,6 +64,12 @@ def problem_of(changed: dict[str, Any], path: str = "small.yaml") -> str:
         ),
         pytest.param({"machine__kvCapacityTokens": 0}, "machine.kvCapacityTokens: must be 16 to", id="zero-capacity"),
         pytest.param({"machine__kvCapacityTokens": 15}, "machine.kvCapacityTokens: must be 16 to", id="half-a-block"),
+        pytest.param({"machine__kvBytesPerToken": 0}, "machine.kvBytesPerToken: must be 1 to", id="state-of-no-size"),
+        pytest.param(
+            {"machine__link": {"outNanosecondsPerBlock": 0}},
+            "machine.link.outNanosecondsPerBlock: must be 1 to",
+            id="a-link-that-takes-no-time",
+        ),
         pytest.param(
             {"loads__0__promptTokens": {"distribution": "Fixed", "tokens": 1_000_000}},
             "loads[0].promptTokens.tokens: must be 1 to 32,767, not 1,000,000",
@@ -108,6 +115,24 @@ def test_a_broken_scenario_is_refused_in_one_line_with_file_and_key(changes: dic
 
     assert text.startswith(("small.yaml: ", "none.json: "))
     assert problem in text
+
+
+def test_the_host_pool_is_what_fits_into_the_service_s_host_memory_over_a_planned_or_a_measured_link() -> None:
+    planned = scenario.parse(document(cache__hostSwapCapacity="1Gi"), "small.yaml").machine
+    measured = scenario.parse(
+        document(
+            cache__hostSwapCapacity="1Gi",
+            machine__kvBytesPerToken=65_536,
+            machine__link={"fixedMicroseconds": 7, "outNanosecondsPerBlock": 8, "inNanosecondsPerBlock": 9},
+        ),
+        "small.yaml",
+    ).machine
+    without = scenario.parse(document(), "small.yaml").machine
+
+    assert planned.num_host_blocks == (1 << 30) // (16 * 320 * 1024)
+    assert planned.link == Link(0, 100_000, 100_000), "5 MiB at 52.4 GB/s"
+    assert (measured.num_host_blocks, measured.link) == (1024, Link(7, 8, 9))
+    assert (without.num_host_blocks, without.link) == (0, None)
 
 
 def test_two_loads_need_two_names() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sluice_operator.units import parse_quantity_bytes
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.histogram import Histogram
 from sluice_simulator.record import Record
@@ -41,6 +42,26 @@ def document_of(record: Record) -> dict[str, Any]:
             "noisePercent": 0,
             "kvCapacityTokens": pool.total_blocks * pool.block_tokens,
             "maxLengthTokens": record.engine.max_length_tokens,
+            **_host(record, pool.block_tokens),
+        },
+    }
+
+
+def _host(record: Record, block_tokens: int) -> dict[str, Any]:
+    """The host pool and the link that the engine had, as a scenario says them."""
+    assert record.engine is not None  # for the type checker: its caller looked
+    host = record.engine.host
+    if host is None or not host.total_blocks:
+        return {}
+    cache = (record.service or {}).get("spec", {}).get("cache", {})
+    swap_bytes = parse_quantity_bytes(cache.get("hostSwapCapacity", ""), "spec.cache.hostSwapCapacity")
+    return {
+        # Not what a token takes, but what gives as many blocks again.
+        "kvBytesPerToken": swap_bytes // (host.total_blocks * block_tokens),
+        "link": {
+            "fixedMicroseconds": host.link_fixed_us,
+            "outNanosecondsPerBlock": host.link_out_ns_per_block,
+            "inNanosecondsPerBlock": host.link_in_ns_per_block,
         },
     }
 

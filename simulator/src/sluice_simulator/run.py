@@ -55,7 +55,15 @@ def run(scenario: Scenario, durations: StepTimesOf | None = None) -> Outcome:
 def assembled_of(scenario: Scenario) -> Assembled:
     """A new engine core for one of its replicas."""
     told = files(scenario.spec, Paths())
-    return assemble(told.engine, told.live, scenario.machine.times, scenario.machine.capacity)
+    machine = scenario.machine
+    return assemble(
+        told.engine,
+        told.live,
+        machine.times,
+        machine.capacity,
+        num_host_blocks=machine.num_host_blocks,
+        link=machine.link,
+    )
 
 
 class _World:

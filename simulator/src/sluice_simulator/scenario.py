@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice_engine.core.derive import Capacity
+from sluice_engine.core.link import Link
+from sluice_engine.core.price import PLANNING_LINK_BYTES_PER_S, PLANNING_TOKEN_BYTES
 from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
@@ -32,6 +34,9 @@ KEYS = ("name", "seed", "duration", "warmup", "service", "machine", "router", "g
 _DEFAULT_POOL_TOKENS = 262_144
 _DEFAULT_LENGTH_TOKENS = 32_768
 _MOST_POOL_TOKENS = 1 << 30
+_MOST_TOKEN_BYTES = 1 << 26
+# Of a link's three figures: far above any that works.
+_MOST_LINK = 1 << 40
 # The largest decode batch that an engine on a GPU measures at its start.
 _PLANNING_DECODES = 256
 _MOST_REPLICAS = 1000
@@ -49,6 +54,10 @@ class Machine:
     host_overhead_us: int
     """Of each step, outside the device."""
     capacity: Capacity
+    num_host_blocks: int
+    """What fits into the service's `cache.hostSwapCapacity`; 0 where it has none."""
+    link: Link | None
+    """The way to the host; None without host blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +255,9 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
     length = fields.whole(
         "maxLengthTokens", 2, _MOST_POOL_TOKENS, spec.model.max_length_tokens or _DEFAULT_LENGTH_TOKENS
     )
+    token_bytes = fields.whole("kvBytesPerToken", 1, _MOST_TOKEN_BYTES, PLANNING_TOKEN_BYTES)
+    num_host_blocks = (spec.cache.host_swap_bytes or 0) // (token_bytes * block)
+    link = _read_link(fields.section("link"), token_bytes * block)
     fields.end()
     return Machine(
         times=times,
@@ -262,7 +274,21 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
             else max(_PLANNING_DECODES, spec.scheduling.max_sequences or 0),
             max_prefill_tokens=table.prefill_axis[-1] if table else _MOST_POOL_TOKENS,
         ),
+        num_host_blocks=num_host_blocks,
+        link=link if num_host_blocks else None,
     )
+
+
+def _read_link(fields: Fields, block_bytes: int) -> Link:
+    """The measured way to the host, as `/state` tells it; left out, one at the speed of the planning figures."""
+    planned_ns = -(-block_bytes * 1_000_000_000 // PLANNING_LINK_BYTES_PER_S)
+    link = Link(
+        fixed_us=fields.whole("fixedMicroseconds", 0, _MOST_LINK, 0),
+        out_ns_per_block=fields.whole("outNanosecondsPerBlock", 1, _MOST_LINK, planned_ns),
+        in_ns_per_block=fields.whole("inNanosecondsPerBlock", 1, _MOST_LINK, planned_ns),
+    )
+    fields.end()
+    return link
 
 
 def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
