@@ -88,7 +88,14 @@ MUTATIONS = (
     Mutation(
         "an undone chunk is still computed",
         "step.py",
-        "        self.chunks.pop(request, None)\n",
+        "start, num_tokens = self.chunks.pop(request, (0, 0))",
+        "start, num_tokens = self.chunks.get(request, (0, 0))",
+        (BUDGETS, CLASSES),
+    ),
+    Mutation(
+        "an undone chunk is still priced",
+        "step.py",
+        "        self.prior_pairs -= start * num_tokens\n",
         "",
         (BUDGETS,),
     ),

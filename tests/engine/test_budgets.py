@@ -80,7 +80,7 @@ def test_a_chunk_that_is_undone_gives_back_both_budgets_whatever_parts_it_came_i
 
     step.take_back(next(iter(step.chunks)))
 
-    assert (step.prefill, step.prior_pairs, step.context) == (0, 0, 22)
+    assert (step.prefill, step.prior_pairs, step.context, step.chunks) == (0, 0, 22, {})
     assert (step.budgets.left("tokens"), step.budgets.left("prefill_tokens")) == (18, 12)
     step.budgets.check()
 

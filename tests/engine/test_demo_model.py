@@ -101,6 +101,16 @@ def test_a_pool_too_small_for_all_preempts_and_changes_nothing(
     _agrees(reference, prompts, alone, outputs(requests))
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_planned_while_others_run_change_nothing(
+    runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]], depth: int
+) -> None:
+    requests = _requests(prompts)
+    scheduler = run(runner, requests, num_blocks=24, depth=depth)
+    assert scheduler.preemptions_total > 0
+    _agrees(reference, prompts, alone, outputs(requests))
+
+
 def test_state_kept_on_the_host_and_brought_back_changes_nothing(
     runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:

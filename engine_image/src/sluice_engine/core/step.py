@@ -29,22 +29,16 @@ class Step:
         """KV tokens that the decodes attend to, their own included."""
         self.chunks: dict[Request, tuple[int, int]] = {}
         """Start and number of tokens."""
+        self.prefill = 0
+        """Their tokens."""
+        self.prior_pairs = 0
+        """Query–key pairs of the prefill with tokens computed before this step."""
         self.preempted: list[Preemption] = []
         self.failed: list[Request] = []
         """Requests that a fault of ours ended while the plan was made."""
         self.held_back: list[HeldBack] = []
         self.gate: IdleReason | None = None
         """Why those that were not looked at stay out."""
-
-    @property
-    def prefill(self) -> int:
-        """Prefill tokens so far."""
-        return sum(num_tokens for _, num_tokens in self.chunks.values())
-
-    @property
-    def prior_pairs(self) -> int:
-        """Query–key pairs of the prefill with tokens computed before this step."""
-        return sum(start * num_tokens for start, num_tokens in self.chunks.values())
 
     def takes_prefill(self) -> bool:
         """Whether any token of a prompt still fits."""
@@ -62,11 +56,15 @@ class Step:
         before = self.chunks.get(request, (start, 0))[1]
         self.budgets.take(request, chunk_needs(request, start + before, num_tokens))
         self.chunks[request] = (start, before + num_tokens)
+        self.prefill += num_tokens
+        self.prior_pairs += start * num_tokens
 
     def take_back(self, request: Request) -> None:
         """Undo a request: all that it had taken of this step goes back."""
         self.budgets.take_back(request)
-        self.chunks.pop(request, None)
+        start, num_tokens = self.chunks.pop(request, (0, 0))
+        self.prefill -= num_tokens
+        self.prior_pairs -= start * num_tokens
         keep = np.flatnonzero(self.decodes.requests != request)
         if len(keep) < len(self.decodes):
             gone = int(self.starts.sum())
