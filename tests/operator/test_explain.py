@@ -345,7 +345,7 @@ def test_the_command_writes_one_document(file: Path, capsys: pytest.CaptureFixtu
             json.dumps({"steps": [step(1, share(A, 0) | {"slot": "x"})]}), "steps[0] is no step record", id="a-bad-slot"
         ),
         pytest.param('{"steps": [], "decisions": [{}]}', "decisions[0].request_id: is missing", id="no-decision"),
-        pytest.param('{"steps": [], "state": {}}', "is no gate's admin port", id="no-state"),
+        pytest.param('{"steps": [], "state": {}}', "state.schema_version: is missing", id="no-state"),
     ],
 )
 def test_a_file_that_holds_no_records_is_one_line(

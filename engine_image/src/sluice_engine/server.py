@@ -182,7 +182,7 @@ class EngineServer:
         given = http.headers.get(REQUEST_ID_HEADER)
         request_id = self._sources.new_request_id() if given is None else given
         if not _REQUEST_ID.fullmatch(request_id):
-            raise InvalidRequest.field(REQUEST_ID_HEADER, "a header of 1 to 128 letters, digits or . _ : -")
+            raise InvalidRequest.field(REQUEST_ID_HEADER, "must be 1 to 128 letters, digits or . _ : -")
         http[REQUEST_ID] = request_id
         return request_id
 

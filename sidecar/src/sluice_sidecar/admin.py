@@ -114,8 +114,8 @@ class Admin:
         decisions = self._gate.admission.decisions.last(int(text))
         document = {"now_us": self._gate.clock(), "decisions": decisions}
         # In a thread: thousands of them take longer than a token may wait for its way through the gate.
-        text = await asyncio.to_thread(codec.to_json, document)
-        return web.Response(text=text, content_type="application/json")
+        page = await asyncio.to_thread(codec.to_json, document)
+        return web.Response(text=page, content_type="application/json")
 
     async def _startupz(self, _: web.BaseRequest) -> web.StreamResponse:
         return plain(self._gate.engine.start_problem())

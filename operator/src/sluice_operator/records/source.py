@@ -97,7 +97,11 @@ async def fetch_state(session: aiohttp.ClientSession, url: str) -> GateState:
     Raises:
         Unreachable: nobody answers, or it is no gate's admin port.
     """
-    return _state(await _get(session, url, "/state"), url)
+    document = await _get(session, url, "/state")
+    try:
+        return _state(document)
+    except (InvalidRecords, InvalidConfig) as error:
+        raise Unreachable(f"{url} is no gate's admin port that this sluice can read: {error}") from error
 
 
 async def fetch_steps(session: aiohttp.ClientSession, url: str, count: int) -> list[Step]:
@@ -167,7 +171,7 @@ def records(document: Any, where: str) -> Records:  # noqa: ANN401  # parsed JSO
         state = document.get("state") if isinstance(document, dict) else None
         return Records(
             steps=read_steps(_member(document, "steps")),
-            state=state if state is None or isinstance(state, GateState) else _state(state, where),
+            state=state if state is None or isinstance(state, GateState) else _state(state),
             decisions=tuple(
                 codec.decode(Decision, item, f"decisions[{index}]", ignore_unknown=True)
                 for index, item in enumerate(_member(document, "decisions") if "decisions" in document else ())
@@ -189,11 +193,8 @@ def _member(document: Any, name: str) -> list[Any]:  # noqa: ANN401
     return found
 
 
-def _state(document: Any, where: str) -> GateState:  # noqa: ANN401
-    try:
-        state = codec.decode(GateState, document, "state", ignore_unknown=True)
-    except InvalidConfig as error:
-        raise Unreachable(f"{where} is no gate's admin port: {error}") from error
+def _state(document: Any) -> GateState:  # noqa: ANN401
+    state = codec.decode(GateState, document, "state", ignore_unknown=True)
     if not is_readable(state.schema_version, SCHEMA_VERSION):
-        raise Unreachable(f"{where} speaks version {state.schema_version} of /state, which this sluice does not read")
+        raise InvalidRecords(f"state has the version {state.schema_version}, which this sluice does not read")
     return state

@@ -16,6 +16,7 @@ MOST_CHUNKS = 8
 
 _HELD = {
     "no_free_slots": "no slot was free",
+    "adapters_in_use": "as many adapters were in use as may be",
     "no_free_blocks": "too few KV blocks were free",
     "entry_latched": "entry was shut after a preemption",
     "budget_exhausted": "the step's tokens were spent",
