@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from engine.ordering import ids, waiter
+from engine.scripted import ScriptedRunner, make_limits, make_request
+from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.deadlines import Deadlines
-from sluice_engine.core.request import Request
+from sluice_engine.core.request import Outcome, Request
+from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.steptime import PlanningProfile
 
 SECOND = 1_000_000
 
@@ -51,3 +56,31 @@ def test_who_left_is_not_named() -> None:
     deadlines.forget(request)
 
     assert deadlines.passed(9 * SECOND) == []
+
+
+@pytest.mark.parametrize(
+    ("first_us", "finish_us", "outcome"),
+    [
+        pytest.param(None, 60_000, Outcome.EXPIRED, id="its-last-token-would-come-too-late"),
+        pytest.param(3_000_000, 60_000, Outcome.EXPIRED, id="the-earlier-of-both-counts"),
+        pytest.param(60_000, None, Outcome.LENGTH, id="a-first-token-in-time-frees-it-of-that-deadline"),
+    ],
+)
+def test_the_deadline_of_a_running_request_decides_how_it_ends(
+    first_us: int | None, finish_us: int | None, outcome: Outcome
+) -> None:
+    limits = make_limits()
+    scheduler = Scheduler(limits, BlockPool(64, limits.block_tokens), PlanningProfile(), max_length_tokens=400)
+    now = iter(range(0, 1 << 40, 5_000))
+    loop = EngineLoop(scheduler, ScriptedRunner(limits.block_tokens), lambda: next(now))
+    request = make_request("A", 4, 12)
+    request.first_token_deadline_us = first_us
+    request.finish_deadline_us = finish_us
+    request.expected_output_tokens = 1
+    loop.add(request)
+    while loop.has_work:
+        loop.step()
+
+    assert request.outcome is outcome
+    assert request.num_output == 12 if outcome is Outcome.LENGTH else 0 < request.num_output < 12
+    assert scheduler.pool.num_free == scheduler.pool.num_blocks

@@ -1,4 +1,4 @@
-"""Adapters, encoder tokens, media items: budgets like any other."""
+"""What adapters and media take of the budgets, and what no step can ever take."""
 
 from __future__ import annotations
 
