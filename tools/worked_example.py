@@ -42,9 +42,9 @@ _HEAD = """
 
 <!-- Written by tools/worked_example.py. Do not edit. -->
 
-The examples of the text that Sluice implements ("the text" below: the founding text of the project, which is
-not in this repository), played by the classes that the engine itself runs. The step times are the
-planning profile (20 ms + 0.035 ms a prefill token + 10 ms where requests decode); a real engine measures its own.
+The examples of the chapter "Scheduling the Decode Loop", which Sluice implements ("the text" below), played by the classes
+that the engine itself runs. The step times are the planning profile (20 ms + 0.035 ms a prefill token + 10 ms where
+requests decode); a real engine measures its own.
 """
 
 
