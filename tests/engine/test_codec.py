@@ -117,15 +117,17 @@ def test_a_reader_of_state_passes_over_what_a_newer_writer_added() -> None:
 @pytest.mark.parametrize(
     ("version", "readable"),
     [
-        pytest.param("1.0", True, id="same"),
-        pytest.param("1.9", True, id="newer-minor"),
-        pytest.param("2.0", False, id="newer-major"),
-        pytest.param("0.9", False, id="older-major"),
+        pytest.param("1.4", True, id="the-same"),
+        pytest.param("1.2", True, id="two-minors-back"),
+        pytest.param("1.1", False, id="three-minors-back"),
+        pytest.param("1.9", True, id="a-newer-minor"),
+        pytest.param("2.4", False, id="a-newer-major"),
+        pytest.param("0.4", False, id="an-older-major"),
         pytest.param("one", False, id="no-version"),
     ],
 )
 def test_which_versions_of_state_are_readable(version: str, readable: bool) -> None:  # noqa: FBT001
-    assert is_readable(version) is readable
+    assert is_readable(version, "1.4") is readable
 
 
 @pytest.mark.parametrize(
