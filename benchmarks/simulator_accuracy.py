@@ -1,7 +1,7 @@
 """How far the simulator is off from a real engine: the demo model under an open load, recorded, and replayed.
 
 The plans are made again step by step, and must come out the same. Then the requests run in virtual time with the step
-times that the engine had measured at its start. One Poisson stream of chats, straight to the pod's gate.
+times that the engine had learned by the end. One Poisson stream of chats, straight to the pod's gate.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_simulator import report, scenario
 from sluice_simulator.report import Json
-from sluice_simulator.run import Outcome, run
+from sluice_simulator.run import Finished, run
 
 Document = dict[str, Any]
 
@@ -35,7 +35,7 @@ def document(**changes: Any) -> Document:
     return scenario.with_settings(copy.deepcopy(SMALL), settings, "small.yaml")
 
 
-def outcome(changed: Document, folder: Path | None = None) -> Outcome:
+def outcome(changed: Document, folder: Path | None = None) -> Finished:
     """What comes of it."""
     path = str((folder or Path()) / "small.yaml")
     return run(scenario.parse(changed, path))

@@ -253,7 +253,14 @@ def admin_port(recorded: dict[str, Any]) -> Iterator[str]:
     handler = type(
         "Pages",
         (_AdminPort,),
-        {"pages": {"/state": recorded["state"], "/steps": steps, "/step-table": {"table": recorded["table"]}}},
+        {
+            "pages": {
+                "/state": recorded["state"],
+                "/steps": steps,
+                "/step-table": {"table": recorded["table"]},
+                "/decisions": {"decisions": []},
+            }
+        },
     )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)

@@ -58,6 +58,9 @@ class Record:
     engine: EngineState | None
     service: dict[str, Any] | None
     table: StepTable | None
+    """What the engine began with."""
+    learned: StepTable | None
+    """What it had learned of the same steps by the end."""
 
     @property
     def block_tokens(self) -> int:
@@ -83,7 +86,11 @@ def read_record(path: Path) -> Record:
             codec.decode(EndedRequest, item, f"requests[{index}]", ignore_unknown=True)
             for index, item in enumerate(_list(document, "requests", file))
         ]
-        table = document.get("table")
+        tables = [document.get(key) for key in ("table", "learned")]
+        table, learned = (
+            None if one is None else codec.decode(StepTable, one, key)
+            for key, one in zip(("table", "learned"), tables, strict=True)
+        )
         engine = _engine(document.get("state"))
         record = Record(
             file=file,
@@ -91,7 +98,8 @@ def read_record(path: Path) -> Record:
             requests=tuple(sorted(requests, key=lambda one: (one.queued_step, one.queued_us))),
             engine=engine,
             service=document.get("service"),
-            table=None if table is None else codec.decode(StepTable, table, "table"),
+            table=table,
+            learned=learned,
         )
     except (EngineError, ValueError) as error:
         raise InvalidInput(file, "", str(error)) from error

@@ -35,9 +35,12 @@ class Watch:
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}
         self.table: dict[str, Any] | None = None
-        """The step times that the engine began with: it goes on learning."""
+        """The step times that the engine began with."""
+        self.learned: dict[str, Any] | None = None
+        """Those that it has learned by now."""
         self._steps: dict[int, dict[str, Any]] = {}
         self._requests: dict[str, dict[str, Any]] = {}
+        self._decisions: dict[str, dict[str, Any]] = {}
 
     def look(self, url: str) -> None:
         """Take in what is new.
@@ -46,14 +49,17 @@ class Watch:
             InvalidInput: nobody answers there, or it is no admin port.
         """
         self.state = fetch(f"{url}/state")
+        self.learned = fetch(f"{url}/step-table").get("table")
         if self.table is None:
-            self.table = fetch(f"{url}/step-table").get("table")
+            self.table = self.learned
         engine = self.state.get("engine") or {}
         last = max(self._steps, default=0)
         # Steps go on while we look: a few more than there were, and no more than the ring holds.
         count = min(_MOST_STEPS, max(1, engine.get("step", 0) - last + 64)) if last else _MOST_STEPS
         answer = fetch(f"{url}/steps?last={count}")
         self._steps |= {step["step"]: step for step in answer.get("steps", [])}
+        decisions = fetch(f"{url}/decisions?last={_MOST_STEPS}").get("decisions", [])
+        self._decisions |= {decision["request_id"]: decision for decision in decisions}
         self._requests |= {request["request_id"]: request for request in answer.get("requests", [])}
 
     @property
@@ -68,8 +74,10 @@ class Watch:
             "schema": SCHEMA,
             "service": service,
             "table": self.table,
+            "learned": self.learned,
             "state": self.state,
             "steps": [self._steps[number] for number in sorted(self._steps)],
+            "decisions": sorted(self._decisions.values(), key=lambda one: one["arrived_us"]),
             "requests": sorted(self._requests.values(), key=lambda one: one["queued_us"]),
         }
 

@@ -318,6 +318,11 @@ class Replica:
         """One token each for those that decode: their gaps in bulk, since most are equal and few are too long."""
         gaps_us = part.gaps_us
         calls, names = self._calls, part.requests
+        # The model's end is no token of the answer: its gap is none.
+        ends = [index for index, one in part.special.items() if one.token_id is None]
+        if ends:
+            gaps_us = gaps_us.copy()
+            gaps_us[ends] = 0
         for index in np.flatnonzero(gaps_us > self._promise_us).tolist():
             call = calls.get(names[index].id)
             if call is not None:

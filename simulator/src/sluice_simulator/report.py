@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sluice_simulator.histogram import Histogram
-from sluice_simulator.run import Outcome
+from sluice_simulator.run import Finished
 from sluice_simulator.scenario import Scenario
 from sluice_simulator.tally import LoadTally
 from sluice_simulator.timeline import Slice
@@ -19,7 +19,7 @@ SCHEMA = "sluice.dev/simulation/1"
 _QUANTILES = (50, 90, 99)
 
 
-def document(outcome: Outcome) -> Json:
+def document(outcome: Finished) -> Json:
     """Everything that a run can be asked."""
     scenario, tally = outcome.scenario, outcome.tally
     slo, window_s = scenario.spec.live.slo, scenario.window_us / 1e6
@@ -112,7 +112,7 @@ def _quantiles(histogram: Histogram) -> Json | None:
     return {**found, "max": _ms(histogram.max_us), "mean": _ms(round(histogram.sum_us / histogram.count))}
 
 
-def _timeline(outcome: Outcome, blocks: int) -> Json:
+def _timeline(outcome: Finished, blocks: int) -> Json:
     timeline = outcome.tally.timeline
     width_us, replicas = timeline.width_us, len(outcome.replicas)
     whole_us, width_s = width_us * replicas, width_us / 1e6

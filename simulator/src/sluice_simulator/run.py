@@ -35,7 +35,7 @@ StepTimesOf = Callable[[int], Durations]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Finished:
     """A run that is over."""
 
     scenario: Scenario
@@ -44,12 +44,12 @@ class Outcome:
     replicas: tuple[Replica, ...]
 
 
-def run(scenario: Scenario, durations: StepTimesOf | None = None) -> Outcome:
+def run(scenario: Scenario, durations: StepTimesOf | None = None) -> Finished:
     """Let a scenario happen. `durations` gives each replica's step times, by its number, instead of the scenario's."""
     world = _World(scenario, durations or partial(_noisy, scenario))
     with _without_collector():
         world.events.run(lambda: world.is_over)
-    return Outcome(scenario, world.derived, world.tally, tuple(world.replicas))
+    return Finished(scenario, world.derived, world.tally, tuple(world.replicas))
 
 
 def assembled_of(scenario: Scenario) -> Assembled:
@@ -179,7 +179,7 @@ def _open(source: Source, randomness: random.Random, until_us: int | None, index
 
 def _noisy(scenario: Scenario, number: int) -> Durations:
     machine = scenario.machine
-    return Noisy(machine.times, machine.noise_sigma, _source(scenario, f"steps of {number}"), machine.slowdown)
+    return Noisy(machine.real_times, machine.noise_sigma, _source(scenario, f"steps of {number}"), machine.slowdown)
 
 
 def _source(scenario: Scenario, purpose: str) -> random.Random:

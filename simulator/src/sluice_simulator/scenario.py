@@ -47,6 +47,9 @@ class Machine:
     """What a manifest does not say of the machine."""
 
     times: StepTimes
+    """What the engine begins with; it goes on learning."""
+    real_times: StepTimes
+    """What steps take, but for the noise."""
     times_source: str
     noise_sigma: float
     """Standard deviation of the logarithm of a step's real time over its predicted one."""
@@ -241,7 +244,7 @@ def _read_spec(fields: Fields, folder: Path, name: str) -> ServiceSpec:
 
 
 def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
-    times, source = _read_times(fields, folder)
+    times, real_times, source = _read_times(fields, folder)
     table = times if isinstance(times, StepTable) else None
     default_noise = 0.0
     if table is not None:
@@ -261,6 +264,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
     fields.end()
     return Machine(
         times=times,
+        real_times=real_times,
         times_source=source,
         noise_sigma=math.log1p(noise / 100),
         slowdown=slowdown,
@@ -291,7 +295,8 @@ def _read_link(fields: Fields, block_bytes: int) -> Link:
     return link
 
 
-def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
+def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, StepTimes, str]:
+    """What the engine begins with, what steps take, and where both come from."""
     section = fields.section("stepTimes")
     if section.has("table"):
         file = str(folder / section.text("table"))
@@ -302,14 +307,14 @@ def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
             raise InvalidInput(file, "", f"is no step table: {error}") from error
         except InvalidManifest as error:
             raise InvalidInput(file, "", error.problems[0]) from error
-        return table, f"measured: {table.measured_on or file}"
+        return table, table, f"measured: {table.measured_on or file}"
     section.take("table")
     if section.has("record"):
         record = read_record(folder / section.text("record"))
         section.end()
         if record.table is None:
             raise InvalidInput(record.file, "table", "is missing: the record has no step times")
-        return record.table, f"measured: {record.table.measured_on or record.file}"
+        return record.table, record.learned or record.table, f"measured: {record.table.measured_on or record.file}"
     section.take("record")
     plan = PlanningProfile()
     profile = PlanningProfile(
@@ -318,4 +323,4 @@ def _read_times(fields: Fields, folder: Path) -> tuple[StepTimes, str]:
         decode_us=section.duration_us("decode", plan.decode_us, most_us=60_000_000),
     )
     section.end()
-    return profile, "planning profile" if profile == plan else "planning profile with values of the scenario"
+    return profile, profile, "planning profile" if profile == plan else "planning profile with values of the scenario"

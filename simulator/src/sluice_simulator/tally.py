@@ -72,13 +72,13 @@ class Tally:
         return now_us >= self.window_from_us
 
     def gaps(self, gaps_us: Ints, loads: list[str] | None) -> None:
-        """Gaps between the tokens of a step and those before; `loads` are theirs, None where there is only one."""
+        """Gaps before the tokens of a step, 0 where there is none; `loads` are theirs, None where there is only one."""
         if loads is None:
             (only,) = self.loads.values()
-            only.gaps.add_all(gaps_us)
+            only.gaps.add_all(gaps_us[gaps_us > 0])
             return
         for name, load in self.loads.items():
-            load.gaps.add_all(gaps_us[[one == name for one in loads]])
+            load.gaps.add_all(gaps_us[[one == name for one in loads] & (gaps_us > 0)])
 
     def ended(self, tally: LoadTally | None, outcome: str, now_us: int, *, good: bool) -> None:
         """A request came to its end."""
