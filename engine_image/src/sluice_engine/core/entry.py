@@ -7,24 +7,19 @@ chunk only makes long prompts evict each other. Start reading at `schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sluice_engine.core.ladder import Ladder
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.plan import HeldBack, IdleReason
 from sluice_engine.core.request import Request
 from sluice_engine.core.running import Running
 from sluice_engine.core.shares import Shares
-from sluice_engine.core.step import Step
+from sluice_engine.core.step import Contain, Step
 from sluice_engine.core.suspension import Suspension
 
 # Waiting requests that are looked at beyond the first that cannot be placed: a few, so that a step's cost is bounded.
 LOOK_PAST = 4
 # A request that could not be placed is overtaken this often, then nobody passes it any more.
 MAX_OVERTAKEN = 16
-
-Contain = Callable[[Request, Exception, Step], None]
-"""What ends a request for which planning came upon an impossible state; it may raise."""
 
 
 class Entry:

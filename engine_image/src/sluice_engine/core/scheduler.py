@@ -9,6 +9,7 @@ A step may be planned before the results of earlier ones came (`window`): a deco
 What is planned lives in the rows, what is settled in the requests. Start reading at `schedule`, then `update`.
 
     running      who runs and what they hold: slots as arrays (`rows`), blocks (`blocks`, `prefix_cache`)
+    decodes      those that compute one token each, in bulk
     ladder       who gives way when blocks run out, and what becomes of its state (`preemption`, `price`, `suspension`)
     entry        who comes in, and why the others stay out (`order`)
     shares       how prefill is divided
@@ -21,9 +22,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-import numpy as np
-
 from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.decodes import Decodes
 from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.entry import Entry
@@ -32,7 +32,7 @@ from sluice_engine.core.ladder import Ladder
 from sluice_engine.core.needs import never_fitting
 from sluice_engine.core.order.policy import Policies, meter_for, order_for
 from sluice_engine.core.order.service import Service
-from sluice_engine.core.plan import DecodeBatch, DrainReason, IdleReason, StepPlan, StepResult
+from sluice_engine.core.plan import DrainReason, IdleReason, StepPlan, StepResult
 from sluice_engine.core.preemption import rank_for
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.price import recompute_us
@@ -116,6 +116,7 @@ class Scheduler:
             latest_us=service.latest_start_us,
         )
         self._ladder = Ladder(self._running, self.waiting, self.window, self.suspension, self.policies, rank)
+        self._decodes = Decodes(self.rows, self._ladder, self._contain)
         self._shares = Shares(self._running, self.waiting)
         self._entry = Entry(self._running, self.waiting, self._ladder, self._shares, self.suspension, self._contain)
         self._settlement = Settlement(
@@ -200,10 +201,13 @@ class Scheduler:
         """The batch of the next step. What it takes is taken now; `update` settles it."""
         self._running.now_us = now_us
         expired = self._expire(now_us)
+        drain_reason = self.must_drain_first()
+        if drain_reason is not None:
+            return StepPlan(self.step, expired=expired, drain_reason=drain_reason)
         step = Step(self.step + 1, now_us, self.limits, self.budgets)
         free_before = self.pool.num_free
         try:
-            self._schedule_decodes(step)
+            self._decodes.schedule(step)
             self._shares.schedule(step)
             self._entry.make_way(step)
         except DrainFirst as drain:
@@ -249,48 +253,6 @@ class Scheduler:
         if not plan.is_empty or plan.preempted or plan.drain_reason or len(self.window):
             return []
         return self.running
-
-    def _schedule_decodes(self, step: Step) -> None:
-        """All decodes in bulk, once those that cannot go on by themselves have been seen to, oldest first."""
-        reason = self.must_drain_first()
-        if reason is not None:
-            raise DrainFirst(reason)
-        rows = self.rows
-        stalled: set[int] = set()
-        while True:
-            batch = self._decodes_within(step.budgets.left("tokens"), stalled)
-            starts = rows.start[batch.slots]
-            due = np.flatnonzero(starts >= rows.until[batch.slots])
-            if not len(due):
-                step.set_decodes(batch, starts)
-                return
-            for request in sorted(batch.requests[due], key=_arrival):
-                try:
-                    # A victim of an older one has no slot any more.
-                    if request.slot >= 0 and not self._carry_on(request, step) and request.slot >= 0:
-                        stalled.add(request.slot)
-                except DrainFirst:
-                    raise
-                except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
-                    self._contain(request, error, step)
-
-    def _decodes_within(self, budget: int, stalled: set[int]) -> DecodeBatch:
-        """Who decodes, but for those that cannot get a block; the oldest when the budget does not suffice."""
-        batch = self.rows.decodes()
-        if stalled:
-            batch = batch.part(np.flatnonzero(~np.isin(batch.slots, list(stalled))))
-        if len(batch) > budget:
-            arrivals = np.array([request.arrival_us for request in batch.requests])
-            batch = batch.part(np.sort(np.argsort(arrivals, kind="stable")[:budget]))
-        return batch
-
-    def _carry_on(self, request: Request, step: Step) -> bool:
-        """See to a decode that is at the end of its blocks or of its length; False when it cannot run in this step."""
-        start = int(self.rows.start[request.slot])
-        if start < request.peak_tokens:
-            return self._ladder.make_room(request, start + 1, step)
-        self.rows.stop_decoding(request.slot)  # its last token is in flight: one more step would be of no use
-        return True
 
     def _seal(self, step: Step, expired: tuple[Request, ...], free_before: int) -> StepPlan:
         """The plan as it stands; from now on its requests are that far."""
@@ -365,7 +327,3 @@ class Scheduler:
             raise error
         self.faults_total += 1
         self.faults.append(f"request {request.id}: {type(error).__name__}: {error}")
-
-
-def _arrival(request: Request) -> int:
-    return request.arrival_us

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -81,3 +81,7 @@ class Step:
         if rest and self.gate is not None:
             counts[self.gate] = counts.get(self.gate, 0) + rest
         return tuple(counts.items())
+
+
+Contain = Callable[[Request, Exception, Step], None]
+"""What ends a request for which planning came upon an impossible state; it may raise."""
