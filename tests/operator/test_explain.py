@@ -291,6 +291,10 @@ def test_a_record_without_the_gates_decisions_tells_the_wait_and_the_end() -> No
     assert "The model ended it, after 2 output tokens." in lines
 
 
+def test_an_empty_name_is_nobodys() -> None:
+    assert life_of(recorded(decisions=[decision("req-1", 1, client_id="")]), "") is None
+
+
 def test_nobody_knows_a_stranger() -> None:
     assert life_of(served(), "req-z") is None
     assert life_of(recorded(), "req-a") is None

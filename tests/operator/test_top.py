@@ -203,6 +203,7 @@ async def _started(*arguments: str) -> asyncio.subprocess.Process:
         pytest.param(["pod:9090", "--once"], "is no URL of a gate's admin port", id="no-scheme"),
         pytest.param(["http://127.0.0.1:1"], "standard output is no terminal: --once", id="no-terminal"),
         pytest.param(["http://127.0.0.1:1", "--once", "--every", "0"], "--every", id="no-time-between"),
+        pytest.param(["http://127.0.0.1:1", "--once", "--every", "nan"], "--every", id="a-time-that-is-no-number"),
     ],
 )
 def test_wrong_usage_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -30,13 +31,23 @@ _ONCE_REQUESTS = 20
 Show = Callable[[GateState, Step | None, str], None]
 
 
+class _Seconds(click.FloatRange):
+    """A range that holds numbers only: NaN is within every one of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  # click's own
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is no number.", param, ctx)
+        return seconds
+
+
 @click.command()
 @click.argument("url", metavar="URL")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.1, 60),
+    type=_Seconds(0.1, 60),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

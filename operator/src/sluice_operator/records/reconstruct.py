@@ -27,7 +27,8 @@ def life_of(records: Records, name: str) -> Life | None:
 
     None when no record knows it. Of several attempts with one client's id it is the last.
     """
-    attempts = [one for one in records.decisions if name == one.client_id]
+    # Most clients send no id of their own: none is no name.
+    attempts = [one for one in records.decisions if name and name == one.client_id]
     call_id, _, choice = (attempts[-1].request_id, "", "") if attempts else name.partition("/")
     decision = next((one for one in reversed(records.decisions) if one.request_id == call_id), None)
     ids = [one for one in _choice_ids(records, call_id) if not choice or one == name]
