@@ -52,7 +52,8 @@ async def test_every_life_in_a_crowded_engine_is_whole() -> None:
     assert all(one.freed_blocks > 0 and one.beneficiary_id.startswith("req-") for one in suspensions)
     assert len({gate for life in lives for wait in life.waits for gate in wait.held_by}) >= 1
     text = "\n".join(line for number in range(CALLS) for line in _told(found, f"req-{number}"))
-    assert "it was preempted for req-" in text
+    # Which of the two depends on who came first: the calls arrive together.
+    assert "it was preempted for req-" in text or "it stepped back itself" in text
     assert "It came back in step" in text
 
 
