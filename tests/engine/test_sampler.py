@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.scripted import SampledToken
 from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_engine.sampler import Sampler, Samples, uniform
+from sluice_engine.sampler import Sampler, Samples, exponentials, keys_of
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1).tolist()
@@ -50,6 +50,16 @@ def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
     for token, probability in enumerate(PROBABILITIES):
         spread = math.sqrt(4000 * probability * (1 - probability))
         assert abs(draws[token] - 4000 * probability) < 5 * spread
+
+
+def test_tokens_of_all_groups_are_drawn_as_often_as_they_should() -> None:
+    logits = torch.linspace(0, 3, 1_000)  # four groups, the last not full
+    draws = _draws(8000, logits)
+    probabilities = logits.softmax(-1)
+    for first, last in ((0, 100), (100, 256), (256, 512), (700, 900), (990, 1_000)):
+        share = probabilities[first:last].sum().item()
+        found = sum(draws[token] for token in range(first, last))
+        assert abs(found - 8000 * share) < 5 * math.sqrt(8000 * share * (1 - share)), (first, last)
 
 
 def test_temperature_flattens_or_sharpens() -> None:
@@ -91,12 +101,36 @@ def test_tokens_of_equal_logits_are_kept_or_dropped_together() -> None:
     assert set(_draws(500, torch.tensor([1.0, 1.0, 0.0]), top_k=1)) == {0, 1}
 
 
-@given(seed=st.integers(0, 2**63), choice=st.integers(0, 20), position=st.integers(0, 10**6))
-def test_uniform_numbers_lie_in_the_unit_interval_and_repeat(seed: int, choice: int, position: int) -> None:
-    value = uniform(seed, choice, position)
-    assert 0 <= value < 1
-    assert value == uniform(seed, choice, position)
-    assert len({value, uniform(seed + 1, choice, position), uniform(seed, choice + 1, position)}) == 3
+@given(seed=st.integers(-(2**63), 2**63), choice=st.integers(0, 20), position=st.integers(0, 10**6))
+def test_each_token_of_each_draw_has_a_number_of_its_own(seed: int, choice: int, position: int) -> None:
+    racers = torch.arange(500, dtype=torch.int32)
+    mine = keys_of(seed, choice, position)
+    assert mine == keys_of(seed, choice, position)
+    assert len({mine, keys_of(seed + 1, choice, position), keys_of(seed, choice + 1, position)}) == 3
+    row = exponentials([mine, keys_of(seed, choice, position + 1)], racers)
+    assert torch.equal(row[:1], exponentials([mine], racers)), "whoever else draws"
+    assert bool(((row > 0) & row.isfinite()).all())
+    assert len(set(row.flatten().tolist())) > 990
+
+
+def test_the_numbers_are_distributed_as_a_race_needs_them() -> None:
+    keys = [keys_of(7, 0, position) for position in range(200)]
+    values = exponentials(keys, torch.arange(-192, 4_808, dtype=torch.int32)).double()
+    assert values.mean().item() == pytest.approx(1, abs=0.005)
+    assert values.var().item() == pytest.approx(1, abs=0.01)
+    assert (values < 1e-4).double().mean().item() == pytest.approx(1e-4, rel=0.3), "the small ones win"
+    centred = values - 1
+    for other in (centred.roll(1, 0), centred.roll(1, 1)):
+        assert abs((centred * other).mean().item()) < 0.005, "neighbours know nothing of each other"
+
+
+def test_rounding_in_a_batch_hardly_ever_changes_a_draw() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(400, 5_000, generator=generator) * 2
+    entries = [_entry(SamplingParams(max_tokens=1, seed=5), position=i + 1, slot=i) for i in range(400)]
+    noisy = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 4e-5
+    drawn, again = (Sampler().sample(x.clone(), entries).token_ids for x in (logits, noisy))
+    assert drawn == again
 
 
 def test_a_row_s_token_does_not_depend_on_its_neighbours() -> None:

@@ -6,8 +6,11 @@ prompt and output. A row without randomness takes the likeliest token after pena
 
 The log probability that is reported is the model's own: of the raw logits, before penalties, temperature and filters.
 
-One uniform number a token, keyed by (seed, choice, position), decides the draw by inverse distribution in token order.
-So a token depends on its request's history alone: not on the batch, on chunks, or on having been preempted.
+A draw is two exponential races, among groups of tokens by their shares, then among the tokens of the group: share over
+exponential variate, the highest wins. The variates are keyed by (seed, choice, position) and the racer, so a token
+depends on its request's history alone: not on the batch, on chunks, or on having been preempted. A race is decided by
+its two best, which rounding swaps once in a hundred thousand draws; the inverse of a distribution function has a border
+at each of its tokens, which rounding crosses hundreds of times as often.
 """
 
 from __future__ import annotations
@@ -20,19 +23,46 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request
 
+# About the root of a large vocabulary: so many groups race as tokens after them.
+_GROUP_TOKENS = 256
 # Sorted prefix in which top_p almost always finds its end; sorting a whole vocabulary costs milliseconds a row.
 _NUCLEUS_TOKENS = 256
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """The number in [0, 1) that belongs to this token of this choice of this seed, everywhere and always."""
+def keys_of(seed: int, choice: int, position: int) -> tuple[int, int]:
+    """Two whole numbers of 32 bits, signed, that belong to this token of this choice of this seed, everywhere."""
     key = struct.pack("<QQQ", seed & (2**64 - 1), choice, position)
-    (bits,) = struct.unpack("<Q", hashlib.blake2b(key, digest_size=8).digest())
-    return (bits >> 11) * 2.0**-53  # type: ignore[no-any-return]  # a float holds 53 bits exactly
+    return struct.unpack("<ii", hashlib.blake2b(key, digest_size=8).digest())
+
+
+def exponentials(keys: Sequence[tuple[int, int]], racers: Tensor) -> Tensor:
+    """Exponential variates [R, N] from the keys of each row, for its racers [R, N] or [N]: their numbers, int32.
+
+    A hash of racer and keys (the finalizer of MurmurHash3, whose avalanche is full) gives 31 bits; small variates,
+    which win races, are the most finely graded.
+    """
+    halves = zip(*keys, strict=True)
+    first, second = (torch.tensor(half, dtype=torch.int32, device=racers.device)[:, None] for half in halves)
+    # By an odd number: neighbours differ in all bits before they are mixed.
+    bits = _mixed(_mixed((racers * (0x9E3779B1 - 2**32)) ^ first) ^ second)
+    uniform = ((bits & 0x7FFFFFFF).float() + 0.5) * 2.0**-31
+    # Rounded to float32 the largest would be 1, and its variate infinite.
+    return uniform.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_()
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """MurmurHash3's 32-bit finalizer, of a fresh tensor, in place. Source: Austin Appleby, public domain."""
+    bits ^= (bits >> 16) & 0xFFFF
+    bits *= 0x85EBCA6B - 2**32
+    bits ^= (bits >> 13) & 0x7FFFF
+    bits *= 0xC2B2AE35 - 2**32
+    bits ^= (bits >> 16) & 0xFFFF
+    return bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,17 +188,28 @@ def _draw(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:
     probabilities = scaled.softmax(-1)
     if any(p.top_p < 1 for p in params):
         _keep_top_p(probabilities, [p.top_p for p in params])
-    cumulated = probabilities.cumsum(-1, dtype=torch.float64)
     keys = [
-        uniform(entry.request.sampling.seed, entry.request.sampling.choice, entry.start + entry.num_tokens)
+        keys_of(entry.request.sampling.seed, entry.request.sampling.choice, entry.start + entry.num_tokens)
         for entry in entries
     ]
-    total = cumulated[:, -1]
-    # Below the total even where the product rounds up to it: the first token beyond has a probability above 0.
-    target = torch.minimum(
-        torch.tensor(keys, dtype=torch.float64, device=device) * total, total.nextafter(torch.zeros_like(total))
-    )
-    return torch.searchsorted(cumulated, target[:, None], right=True)[:, 0]
+    return _race(probabilities, keys)
+
+
+def _race(probabilities: Tensor, keys: Sequence[tuple[int, int]]) -> Tensor:
+    """[R]: the winners among tokens with these probabilities [R, V]."""
+    rows, vocab_size = probabilities.shape
+    num_groups = -(-vocab_size // _GROUP_TOKENS)
+    if missing := num_groups * _GROUP_TOKENS - vocab_size:
+        probabilities = pad(probabilities, (0, missing))
+    grouped = probabilities.view(rows, num_groups, _GROUP_TOKENS)
+    device = probabilities.device
+    # Below zero: no token has such a number.
+    groups = torch.arange(-num_groups, 0, dtype=torch.int32, device=device)
+    group = (grouped.sum(-1) / exponentials(keys, groups)).argmax(-1)
+    first = (group * _GROUP_TOKENS).to(torch.int32)[:, None]
+    tokens = first + torch.arange(_GROUP_TOKENS, dtype=torch.int32, device=device)
+    within = grouped[torch.arange(rows, device=device), group]
+    return group * _GROUP_TOKENS + (within / exponentials(keys, tokens)).argmax(-1)
 
 
 def _keep_top_k(scaled: Tensor, kept: list[int]) -> None:
