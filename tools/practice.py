@@ -14,11 +14,11 @@ import numpy as np
 
 from sluice_engine.config import Policy, VictimPolicy
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import Preemption, StepPlan, StepResult
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling
 
 TICK_US = 1_000_000

@@ -16,13 +16,13 @@ import numpy as np
 from page import ms, table
 from practice_page import practice_section
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.order.policy import Policies, order_for
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.plan import StepResult
 from sluice_engine.core.price import PLANNING_LINK_BYTES_PER_S, PLANNING_TOKEN_BYTES, HostRoom, price
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import PLANNING_RECOMPUTE_US_PER_TOKEN, ChunkCeiling, PlanningProfile
 
 PAGE = Path("docs/worked-example.md")

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTimes
 
 

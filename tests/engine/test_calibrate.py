@@ -10,15 +10,15 @@ from sluice_engine.calibrate import calibrate
 from sluice_engine.codec import from_json
 from sluice_engine.config import (
     CacheConfig,
-    ChunkConfig,
     EngineConfig,
     LiveConfig,
+    LiveSchedulingConfig,
     ModelConfig,
     ModelSource,
     SchedulerConfig,
     SLOConfig,
 )
-from sluice_engine.core.derive import derive
+from sluice_engine.core.step_limits import derive
 from sluice_engine.core.steptime import StepTable
 
 
@@ -60,7 +60,7 @@ def config(table_dir: Path, max_sequences: int | None = None) -> EngineConfig:
 
 def live(itl_ms: int = 500, chunk: int | None = None) -> LiveConfig:
     slo = SLOConfig(time_to_first_token_us=10_000_000, inter_token_latency_us=itl_ms * 1000)
-    return LiveConfig(slo=slo, scheduling=ChunkConfig(prefill_chunk_tokens=chunk))
+    return LiveConfig(slo=slo, scheduling=LiveSchedulingConfig(prefill_chunk_tokens=chunk))
 
 
 def test_the_table_gives_back_what_the_machine_does(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_limits_derived_from_a_measured_table_rest_on_measured_cells(tmp_path: P
     settings = live()
     table, capacity = calibrate(machine, config(tmp_path), settings, lambda: machine.now_us)
 
-    derived, _ = derive(settings.slo, SchedulerConfig(), ChunkConfig(), table, capacity)
+    derived, _ = derive(settings.slo, SchedulerConfig(), LiveSchedulingConfig(), table, capacity)
 
     assert derived.feasible, derived.reason
     assert not table.extrapolates(derived.max_sequences, derived.chunk_ceiling_tokens)

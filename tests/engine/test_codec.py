@@ -13,9 +13,9 @@ from sluice_engine.codec import decode, digest, from_json, to_json
 from sluice_engine.config import (
     AdmissionConfig,
     CacheConfig,
-    ChunkConfig,
     EngineConfig,
     LiveConfig,
+    LiveSchedulingConfig,
     ModelConfig,
     ModelSource,
     SchedulerConfig,
@@ -87,7 +87,7 @@ def test_text_that_is_not_json_is_one_line() -> None:
             enforcement=st.sampled_from(["Enforce", "Observe"]),
         ),
         scheduling=st.builds(
-            ChunkConfig,
+            LiveSchedulingConfig,
             prefill_chunk_tokens=st.none() | st.integers(1, 10**6),
             max_prefill_tokens_per_request=st.none() | st.integers(1, 10**6),
         ),

@@ -19,6 +19,7 @@ from engine.reference import Reference, greedy, load_runner, outputs, run
 from sluice_engine.attention import plain
 from sluice_engine.config import ModelSource
 from sluice_engine.device import cpu_flags
+from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.build import NAMES, NEEDED_FLAGS, SOURCE, find_or_build
 from sluice_engine.kernels.build import main as build_into
 from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
@@ -279,6 +280,13 @@ def test_a_cache_that_cannot_be_written_is_a_reason(monkeypatch: pytest.MonkeyPa
 
 def test_a_processor_without_the_vectors_is_a_reason() -> None:
     assert _reason(NEEDED_FLAGS - {"avx512bw"}) == "the processor lacks avx512bw"
+
+
+@pytest.mark.parametrize("said", ["0", "OFF", "false"])
+def test_a_switch_that_says_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setenv(SWITCH, said)
+    with pytest.raises(InvalidConfig, match=f"SLUICE_KERNELS: is '{said}' in the environment; on and off"):
+        load_kernels(NEEDED_FLAGS, torch.float32)
 
 
 def test_another_type_of_elements_is_a_reason() -> None:

@@ -12,10 +12,10 @@ import pytest
 from engine.scripted import make_request
 from engine.test_calibrate import config, live
 from sluice_engine.core.assemble import Assembled, assemble
-from sluice_engine.core.derive import Capacity
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.refine import BATCH_STEPS, LEAST_TAIL_STEPS, TAIL_STEPS, RefinedTable
+from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 
 
@@ -96,7 +96,7 @@ def test_a_step_outside_the_grid_teaches_nothing() -> None:
     for _ in range(2 * BATCH_STEPS):
         times.observe(65, 0, 0, 0, 1)
 
-    assert (times.revision, times.observed_steps_total) == (0, 0)
+    assert (times.revision, times.learned_steps_total) == (0, 0)
 
 
 def test_a_ceiling_forgets_what_it_computed_from_an_older_table() -> None:
@@ -186,6 +186,6 @@ def test_a_step_with_copies_teaches_nothing_about_the_batch() -> None:
     plan = core.scheduler.schedule(0)
 
     core.tuning.settled(dataclasses.replace(plan, swap_out=((0, 0),)), 10_000_000)
-    assert times.observed_steps_total == 0
+    assert times.learned_steps_total == 0
     core.tuning.settled(plan, 50_000)
-    assert times.observed_steps_total == 1
+    assert times.learned_steps_total == 1

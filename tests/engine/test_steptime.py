@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.config import ChunkConfig, SchedulerConfig, SLOConfig
-from sluice_engine.core.derive import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
+from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from sluice_engine.core.step_limits import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
 from sluice_engine.core.steptime import PLANNING_RECOMPUTE_US_PER_TOKEN, ChunkCeiling, PlanningProfile, StepTable
 
 PROFILE = PlanningProfile()
@@ -63,7 +63,7 @@ def test_one_token_more_than_the_ceiling_breaks_the_promise(promise_us: int, dec
 
 
 def test_neither_set_derives_both() -> None:
-    derived, limits = derive(slo(), SchedulerConfig(), ChunkConfig(), PROFILE, capacity())
+    derived, limits = derive(slo(), SchedulerConfig(), LiveSchedulingConfig(), PROFILE, capacity())
 
     assert derived.feasible
     assert (derived.chunk_ceiling_tokens, derived.max_sequences) == (3428, 64)
@@ -73,13 +73,15 @@ def test_neither_set_derives_both() -> None:
 
 
 def test_max_sequences_is_capped_by_what_the_pool_holds() -> None:
-    derived, _ = derive(slo(reference=64), SchedulerConfig(), ChunkConfig(), PROFILE, capacity(num_blocks=12))
+    derived, _ = derive(slo(reference=64), SchedulerConfig(), LiveSchedulingConfig(), PROFILE, capacity(num_blocks=12))
 
     assert derived.max_sequences == 12
 
 
 def test_a_chunk_that_is_set_binds_everywhere() -> None:
-    derived, limits = derive(slo(), SchedulerConfig(), ChunkConfig(prefill_chunk_tokens=512), PROFILE, capacity())
+    derived, limits = derive(
+        slo(), SchedulerConfig(), LiveSchedulingConfig(prefill_chunk_tokens=512), PROFILE, capacity()
+    )
 
     assert derived.feasible
     assert (limits.prefill_budget(0, 0), limits.prefill_budget(5, 0)) == (512, 512)
@@ -102,7 +104,7 @@ def test_an_infeasible_promise_names_the_least_that_would_work(
     derived, limits = derive(
         slo(itl_ms),
         SchedulerConfig(max_sequences=sequences),
-        ChunkConfig(prefill_chunk_tokens=chunk),
+        LiveSchedulingConfig(prefill_chunk_tokens=chunk),
         PROFILE,
         capacity(),
     )
@@ -114,7 +116,7 @@ def test_an_infeasible_promise_names_the_least_that_would_work(
 
 
 def test_the_least_promise_that_is_named_does_work() -> None:
-    setting = ChunkConfig(prefill_chunk_tokens=8192)
+    setting = LiveSchedulingConfig(prefill_chunk_tokens=8192)
     derived, _ = derive(slo(), SchedulerConfig(), setting, PROFILE, capacity())
     relaxed = SLOConfig(time_to_first_token_us=2_000_000, inter_token_latency_us=derived.least_inter_token_latency_us)
 
@@ -124,7 +126,7 @@ def test_the_least_promise_that_is_named_does_work() -> None:
 
 
 def test_a_ttft_that_an_idle_pod_cannot_make_is_infeasible() -> None:
-    derived, _ = derive(slo(ttft_ms=100), SchedulerConfig(), ChunkConfig(), PROFILE, capacity())
+    derived, _ = derive(slo(ttft_ms=100), SchedulerConfig(), LiveSchedulingConfig(), PROFILE, capacity())
 
     assert not derived.feasible
     assert derived.least_time_to_first_token_us > 100_000
@@ -132,10 +134,10 @@ def test_a_ttft_that_an_idle_pod_cannot_make_is_infeasible() -> None:
 
 
 def test_an_idle_pod_prefills_a_long_prompt_in_steps() -> None:
-    _, limits = derive(slo(), SchedulerConfig(), ChunkConfig(prefill_chunk_tokens=3400), PROFILE, capacity())
+    _, limits = derive(slo(), SchedulerConfig(), LiveSchedulingConfig(prefill_chunk_tokens=3400), PROFILE, capacity())
 
     assert idle_ttft_us(12_000, limits, PROFILE) == 4 * 20_000 + 12_000 * 35, "500 ms in four steps"
-    _, whole = derive(slo(1000), SchedulerConfig(), ChunkConfig(), PROFILE, capacity())
+    _, whole = derive(slo(1000), SchedulerConfig(), LiveSchedulingConfig(), PROFILE, capacity())
     assert idle_ttft_us(12_000, whole, PROFILE) == 440_000, "440 ms alone in one step"
 
 
@@ -211,7 +213,9 @@ def test_one_more_chunk_fills_the_promise_and_never_breaks_it(
 
 
 def test_a_derived_chunk_keeps_the_promise_at_the_end_of_a_reference_prompt() -> None:
-    derived, limits = derive(slo(200, ttft_ms=60_000), SchedulerConfig(), ChunkConfig(), DEEP, capacity(max_decode=16))
+    derived, limits = derive(
+        slo(200, ttft_ms=60_000), SchedulerConfig(), LiveSchedulingConfig(), DEEP, capacity(max_decode=16)
+    )
 
     chunk, depth = derived.chunk_ceiling_tokens, 4_096
     assert derived.feasible, derived.reason
@@ -275,7 +279,9 @@ def test_a_malformed_table_is_refused(
 
 
 def test_a_budget_alone_leaves_room_for_prefill_beside_the_decodes() -> None:
-    derived, _ = derive(slo(ttft_ms=5000), SchedulerConfig(token_budget=40), ChunkConfig(), PROFILE, capacity())
+    derived, _ = derive(
+        slo(ttft_ms=5000), SchedulerConfig(token_budget=40), LiveSchedulingConfig(), PROFILE, capacity()
+    )
 
     assert derived.feasible, derived.reason
     assert (derived.max_sequences, derived.chunk_ceiling_tokens) == (39, 39)
@@ -284,7 +290,7 @@ def test_a_budget_alone_leaves_room_for_prefill_beside_the_decodes() -> None:
 def test_a_budget_that_the_set_batch_uses_up_is_infeasible() -> None:
     setting = SchedulerConfig(token_budget=40, max_sequences=40)
 
-    derived, _ = derive(slo(), setting, ChunkConfig(), PROFILE, capacity())
+    derived, _ = derive(slo(), setting, LiveSchedulingConfig(), PROFILE, capacity())
 
     assert not derived.feasible
     assert "tokenBudget 40" in derived.reason

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import ChunkConfig
-from sluice_engine.core.derive import StepLimits
+from sluice_engine.config import LiveSchedulingConfig
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import PrefillCost
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
 from sluice_sidecar.limits import (
     Ceiling,
@@ -117,7 +117,7 @@ def test_the_chunk_beside_decodes(decodes: int, itl_us: int, tokens: int) -> Non
 def with_chunk(chunk: int | None, per_request: int | None, itl_us: int = 100_000, **changes: Any) -> Limits:
     live = replace(
         live_config(itl_us=itl_us),
-        scheduling=ChunkConfig(prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=per_request),
+        scheduling=LiveSchedulingConfig(prefill_chunk_tokens=chunk, max_prefill_tokens_per_request=per_request),
     )
     found = Limits.from_state(ready_state(**changes), live)
     assert found is not None

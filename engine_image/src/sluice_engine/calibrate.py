@@ -18,10 +18,10 @@ import numpy as np
 from sluice_engine.codec import digest, from_json, to_json
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.derive import Capacity, StepLimits
 from sluice_engine.core.plan import StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import Capacity, StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.errors import InvalidConfig
 

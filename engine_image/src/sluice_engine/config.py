@@ -171,7 +171,7 @@ class SLOConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkConfig:
+class LiveSchedulingConfig:
     """Prefill, where None is derived from the promise, and aging: what of scheduling may change without a restart."""
 
     prefill_chunk_tokens: int | None = None
@@ -228,5 +228,5 @@ class LiveConfig:
     """`live.json`, read by engine and gate."""
 
     slo: SLOConfig
-    scheduling: ChunkConfig = field(default_factory=ChunkConfig)
+    scheduling: LiveSchedulingConfig = field(default_factory=LiveSchedulingConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)

@@ -72,6 +72,10 @@ def _limits(engine: LoadedEngine) -> Iterator[Metric]:
     yield _gauge("prefill_chunk_ceiling_tokens", "Most prefill tokens beside decodes.", derived.chunk_ceiling_tokens)
     yield _gauge("token_budget_tokens", "Most tokens of one step.", derived.token_budget)
     yield _gauge("max_sequences", "Most requests that run at once.", derived.max_sequences)
+    learned = engine.tuning.learned_steps_total
+    yield _counter("learned_steps", "Steps that the step-time table has learned from.", learned)
+    tail_ratio = engine.tuning.tail_ratio
+    yield _gauge("step_tail_ratio", "Step time at the promise's percentile over the median.", tail_ratio)
 
 
 def _published(published: Publication) -> Iterator[Metric]:

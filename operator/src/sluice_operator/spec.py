@@ -13,8 +13,8 @@ from typing import Any
 from sluice_engine.config import (
     AdmissionConfig,
     CacheConfig,
-    ChunkConfig,
     LiveConfig,
+    LiveSchedulingConfig,
     ModelConfig,
     ModelSource,
     SchedulerConfig,
@@ -124,7 +124,7 @@ def _parse(body: Json) -> ServiceSpec:
                 target_percent=float(slo["targetPercent"]),
                 enforcement=slo["enforcement"],
             ),
-            scheduling=ChunkConfig(
+            scheduling=LiveSchedulingConfig(
                 prefill_chunk_tokens=scheduling.get("prefillChunkTokens"),
                 max_prefill_tokens_per_request=scheduling.get("maxPrefillTokensPerRequest"),
                 aging_interval_us=parse_duration_us(scheduling["agingInterval"], "spec.scheduling.agingInterval"),

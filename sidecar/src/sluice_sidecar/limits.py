@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice_engine.config import ChunkConfig, LiveConfig
+from sluice_engine.config import LiveConfig, LiveSchedulingConfig
 from sluice_engine.core.fit import unfit_reason
 from sluice_engine.core.state import EngineState, PrefillCost
 
@@ -40,7 +40,7 @@ class Limits:
     per_prior_pair_ps: int = 0
     """What each token before it adds to a token of prefill."""
     decode_curve_us: tuple[tuple[int, int], ...] = ()
-    chunk: ChunkConfig
+    chunk: LiveSchedulingConfig
     """What is set for every step; the engine obeys it also where more would fit."""
 
     @classmethod

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice_engine.core.derive import Capacity
 from sluice_engine.core.link import Link
 from sluice_engine.core.price import PLANNING_LINK_BYTES_PER_S, PLANNING_TOKEN_BYTES
+from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table

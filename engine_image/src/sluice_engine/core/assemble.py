@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation, derivation_of, most_sequences
-from sluice_engine.core.derive import Capacity
 from sluice_engine.core.host_pool import HostPool
 from sluice_engine.core.link import Link
 from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.refine import RefinedTable
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import StepTable, StepTimes
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sluice_engine.config import EngineConfig, LiveConfig
-from sluice_engine.core.derive import Capacity, StepLimits, derive, prefill_cost, step_cost
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
+from sluice_engine.core.step_limits import Capacity, StepLimits, derive, prefill_cost, step_cost
 from sluice_engine.core.steptime import StepTimes
 
 # Decode batches at which the curve is told, as far as the engine goes.

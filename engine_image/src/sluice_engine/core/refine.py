@@ -41,7 +41,7 @@ class RefinedTable:
         self.table = table
         self.revision = 0
         """Raised with each new table: what was computed from an older one is out of date."""
-        self.observed_steps_total = 0
+        self.learned_steps_total = 0
         self._target = target_percent / 100
         self._batch: list[float] = []
         """Ratios of real to predicted."""
@@ -74,7 +74,7 @@ class RefinedTable:
             of_pairs = 1 - table.predict_us(decode_requests, prefill_tokens, context_tokens) / predicted
             self._pairs.book(table.prefill_corners(prefill_tokens), of_pairs, said)
         self._cells.book(table.corners(decode_requests, prefill_tokens, context_tokens), 1 - of_pairs, said)
-        self.observed_steps_total += 1
+        self.learned_steps_total += 1
         if len(self._batch) >= BATCH_STEPS:
             self._learn()
 

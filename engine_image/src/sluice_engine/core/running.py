@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.budgets import Budgets
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.needs import LASTING, lasting_needs
 from sluice_engine.core.order.deadlines import Deadlines
@@ -22,6 +21,7 @@ from sluice_engine.core.prefix_cache import PrefixCache, PrefixHit
 from sluice_engine.core.request import Request, RequestStatus
 from sluice_engine.core.rows import Rows
 from sluice_engine.core.step import Step
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.window import Window
 
 Fault = Callable[[Request, Exception], None]

@@ -24,7 +24,6 @@ from collections.abc import Mapping
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.decodes import Decodes
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.entry import Entry
 from sluice_engine.core.fit import unfit_reason
@@ -42,6 +41,7 @@ from sluice_engine.core.running import Running
 from sluice_engine.core.settlement import Settlement
 from sluice_engine.core.shares import Shares
 from sluice_engine.core.step import Step
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import StepTimes
 from sluice_engine.core.suspension import Suspension, SwapSpace
 from sluice_engine.core.window import DrainFirst, Window

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from sluice_engine.core.budgets import Budgets
-from sluice_engine.core.derive import StepLimits
 from sluice_engine.core.needs import DECODE_NEEDS, LASTING, chunk_needs
 from sluice_engine.core.plan import NO_POSITIONS, NOBODY, DecodeBatch, HeldBack, IdleReason, Ints, Preemption
 from sluice_engine.core.request import Request
+from sluice_engine.core.step_limits import StepLimits
 
 
 class Step:

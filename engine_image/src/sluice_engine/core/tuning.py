@@ -44,6 +44,17 @@ class Tuning:
         times = self._scheduler.times
         return times.table if isinstance(times, RefinedTable) else None
 
+    @property
+    def tail_ratio(self) -> float:
+        """Step time at the promise's percentile over the median; 1 where step times are bounds themselves."""
+        return self.table.tail_ratio if self.table is not None else 1.0
+
+    @property
+    def learned_steps_total(self) -> int:
+        """Steps that the table has learned from."""
+        times = self._scheduler.times
+        return times.learned_steps_total if isinstance(times, RefinedTable) else 0
+
     def settled(self, plan: StepPlan, real_us: int) -> None:
         """A step has run."""
         times = self._scheduler.times

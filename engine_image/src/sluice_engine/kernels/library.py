@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.build import NAMES, Found, find_or_build
 
 log = logging.getLogger(__name__)
@@ -163,10 +164,17 @@ def rows_per_tile(group: int) -> int:
 
 
 def load_kernels(cpu_flags: frozenset[str], dtype: torch.dtype) -> Kernels | str:
-    """The kernels for activations and a cache of this type, or why there are none; logged once."""
+    """The kernels for activations and a cache of this type, or why there are none; logged once.
+
+    Raises:
+        InvalidConfig: the switch says neither on nor off.
+    """
     element = str(dtype).removeprefix("torch.")
     found: Found | str
-    if os.environ.get(SWITCH) == "off":
+    switch = os.environ.get(SWITCH, "")
+    if switch not in {"", "on", "off"}:
+        raise InvalidConfig(SWITCH, f"is {switch!r} in the environment; on and off are understood")
+    if switch == "off":
         found = "switched off"
     elif element not in NAMES:
         found = f"they compute in {' and '.join(NAMES)}, not in {element}"

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from sluice_engine.core.derive import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.state import DerivedLimits
+from sluice_engine.core.step_limits import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice_engine.config import ChunkConfig, SchedulerConfig, SLOConfig
+from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.steptime import ChunkCeiling, StepTimes
 
@@ -71,7 +71,7 @@ class StepLimits:
 def derive(
     slo: SLOConfig,
     scheduling: SchedulerConfig,
-    chunk: ChunkConfig,
+    chunk: LiveSchedulingConfig,
     times: StepTimes,
     capacity: Capacity,
 ) -> tuple[DerivedLimits, StepLimits]:
