@@ -586,6 +586,20 @@ async def test_the_gates_state_is_its_contract(gate: RunningGate) -> None:
     assert state.engine.model == "tiny"
 
 
+@pytest.mark.parametrize(("status", "outcome"), [(400, "refused"), (404, "refused"), (500, "failed")])
+async def test_what_the_engine_answers_with_an_error_is_not_completed(
+    gate: RunningGate, engine: ScriptedEngine, status: int, outcome: str
+) -> None:
+    engine.script = Script(status=status)
+    assert await _status(gate) == status
+    await empty(gate.gate)
+
+    async with gate.client.get(f"{gate.admin_url}/metrics") as response:
+        page = await response.text()
+    assert f'sluice_gate_requests_total{{outcome="{outcome}",route="chat"}} 1.0' in page
+    assert 'sluice_gate_requests_total{outcome="completed",route="chat"}' not in page
+
+
 async def test_one_page_has_the_gates_metrics_and_the_engines_without_those_of_its_process(gate: RunningGate) -> None:
     assert await _status(gate) == 200
     await empty(gate.gate)

@@ -257,7 +257,9 @@ class Proxy:
             if upstream.status == web.HTTPOk.status_code:
                 permit.completed = True
                 self._recorder.completed(times, _usage(tail), self._clock(), streamed=False)
-            call.outcome = "completed"
+                call.outcome = "completed"
+            else:
+                call.outcome = "refused" if upstream.status < web.HTTPInternalServerError.status_code else "failed"
             await watch.finish()
         except (ConnectionError, asyncio.CancelledError):
             call.outcome = call.outcome or ("stalled" if watch.stalled else "client_left")
