@@ -23,12 +23,12 @@ import numpy as np
 from report import Bar, Report, arguments
 from sluice_engine.config import Policy
 from sluice_engine.core.blocks import BlockPool
-from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
 from sluice_engine.core.trace import StepTrace
 
