@@ -59,6 +59,8 @@ class Call:
     request_id: str = ""
     retries: int = 0
     """How often the client library came back by itself."""
+    text: str = ""
+    """Its answer, as far as it came."""
 
 
 async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tokens: int) -> Call:
@@ -86,6 +88,7 @@ async def chat(client: AsyncOpenAI, model: str, call: Call, prompt: str, max_tok
                     call.finish = choice.finish_reason
                 if not choice.delta.content:
                     continue
+                call.text += choice.delta.content
                 if call.ttft_s is None:
                     call.ttft_s = now - call.started_s
                 else:
@@ -233,6 +236,9 @@ async def run(base_url: str, admin_url: str, model: str, ttft_s: float, itl_s: f
     steps = (await fetch(admin_url, "/steps?last=4096"))["steps"]
     console.print()
     kept = show_promise(console, calls, ttft_s, itl_s)
+    answered = next((call for call in calls if call.text), None)
+    if answered is not None:
+        console.print(f'One answer, to "{answered.name}": "{" ".join(answered.text.split())[:240]}…"')
     show_refusals(console, calls)
     patient = next(call for call in calls if call.group == "patient")
     if patient.ttft_s is not None:
