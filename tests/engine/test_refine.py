@@ -18,6 +18,8 @@ from sluice_engine.core.refine import BATCH_STEPS, LEAST_TAIL_STEPS, TAIL_STEPS,
 from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 
+PROMISE_US = 500_000
+
 
 def true_us(decodes: int, prefill: int, context: int, pairs: int) -> int:
     return 8_000 + 500 * decodes + 400 * prefill + context // 4 + pairs // 2
@@ -54,7 +56,7 @@ class Machine:
     "factor", [pytest.param(6.0, id="measured-beside-a-load"), pytest.param(0.6, id="measured-on-a-faster-day")]
 )
 def test_a_table_that_was_off_comes_to_the_truth(factor: float) -> None:
-    times = RefinedTable(table(factor), 99)
+    times = RefinedTable(table(factor), 99, PROMISE_US)
     Machine(times).run(60 * BATCH_STEPS)
 
     for step in [(4, 0, 2_000, 0), (10, 100, 2_000, 0), (4, 300, 2_000, 300 * 500), (16, 500, 2_000, 0)]:
@@ -63,7 +65,7 @@ def test_a_table_that_was_off_comes_to_the_truth(factor: float) -> None:
 
 
 def test_a_true_table_stays_true_under_noise() -> None:
-    times = RefinedTable(table(), 99)
+    times = RefinedTable(table(), 99, PROMISE_US)
     Machine(times, noise=0.05).run(40 * BATCH_STEPS)
 
     for step in [(1, 0, 0, 0), (10, 100, 2_000, 0), (64, 1024, 8_192, 0)]:
@@ -71,7 +73,7 @@ def test_a_true_table_stays_true_under_noise() -> None:
 
 
 def test_one_wild_step_changes_next_to_nothing() -> None:
-    times = RefinedTable(table(), 99)
+    times = RefinedTable(table(), 99, PROMISE_US)
     machine = Machine(times)
     machine.run(BATCH_STEPS - 1)
     times.observe(4, 0, 2_000, 0, 60_000_000)
@@ -82,17 +84,26 @@ def test_one_wild_step_changes_next_to_nothing() -> None:
 
 @pytest.mark.parametrize(("noise", "tail"), [(0.02, 1.047), (0.1, 1.235)])
 def test_the_tail_is_that_of_the_steps_that_ran(noise: float, tail: float) -> None:
-    times = RefinedTable(table(), 99)
+    times = RefinedTable(table(), 99, PROMISE_US)
     machine = Machine(times, noise=noise)
     machine.run(LEAST_TAIL_STEPS - 1)
     assert times.table.tail_ratio == 1.15, "until learned"
-    machine.run(TAIL_STEPS + BATCH_STEPS)
+    machine.run(2 * TAIL_STEPS)
 
     assert times.table.tail_ratio == pytest.approx(tail, abs=0.04)
 
 
+def test_the_noise_of_small_steps_is_not_the_tail_of_large_ones() -> None:
+    times = RefinedTable(table(), 99, PROMISE_US)
+    noise = random.Random(5)
+    for _ in range(2 * TAIL_STEPS):
+        times.observe(4, 0, 2_000, 0, true_us(4, 0, 2_000, 0) + noise.choice([0, 0, 0, 20_000]))
+
+    assert times.table.tail_ratio == 1.15
+
+
 def test_a_step_outside_the_grid_teaches_nothing() -> None:
-    times = RefinedTable(table(), 99)
+    times = RefinedTable(table(), 99, PROMISE_US)
     for _ in range(2 * BATCH_STEPS):
         times.observe(65, 0, 0, 0, 1)
 
@@ -100,7 +111,7 @@ def test_a_step_outside_the_grid_teaches_nothing() -> None:
 
 
 def test_a_ceiling_forgets_what_it_computed_from_an_older_table() -> None:
-    times = RefinedTable(table(), 99)
+    times = RefinedTable(table(), 99, PROMISE_US)
     ceiling = ChunkCeiling(times, 500_000)
     before = ceiling(4, 2_000)
     Machine(times, speed=1.5).run(20 * BATCH_STEPS)

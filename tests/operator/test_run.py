@@ -93,7 +93,7 @@ async def test_a_signal_while_it_starts_ends_it_with_exit_code_1(tmp_path: Path,
     assert process.stderr is not None
     try:
         async with asyncio.timeout(60):
-            told = []
+            told: list[bytes] = []
             while not told or not told[-1].endswith(b": starting\n"):
                 told.append(await process.stderr.readline())
                 assert told[-1], b"".join(told)

@@ -46,7 +46,7 @@ def assemble(
     `num_host_blocks`: what fits into `cache.host_swap_bytes`; `link`: the way there, as measured.
     """
     if isinstance(times, StepTable):
-        times = RefinedTable(times, live.slo.target_percent)
+        times = RefinedTable(times, live.slo.target_percent, live.slo.inter_token_latency_us)
 
     def derive(promise_percent: int) -> Derivation:
         return derivation_of(config, live, times, capacity, promise_percent=promise_percent)

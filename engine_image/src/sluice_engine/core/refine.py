@@ -4,7 +4,8 @@ What was measured at start was measured beside whatever else the machine did the
 measurement, for nothing: its ratio to the prediction is booked on the cells that the prediction came from, and after a
 batch of steps these cells move a part of the way. A cell that few steps rested on is taken to have moved as all have on
 average, since a machine that is slower is slower everywhere; so a table that was measured beside a load comes back,
-also where no step dares to go yet. The spread of the ratios becomes the table's tail.
+also where no step dares to go yet. The spread of the ratios becomes the table's tail: of steps that come near the
+promise, since a few milliseconds of noise are much of a small step and nothing of one that could break it.
 
 Owned by the engine's thread; knows no clock. Start reading at `RefinedTable.observe`.
 """
@@ -28,7 +29,9 @@ MOST_RATIO = 2.0
 SURE_STEPS = 16.0
 # What was seen counts for less with each batch, so that a machine may change.
 KEPT_OF_WEIGHT = 0.98
-# The tail is learned from at least so many steps, and forgets what is older than so many.
+# Steps from this share of the promise on teach the tail.
+NEAR_PROMISE = 0.25
+# It is learned from at least so many of them, and forgets what is older than so many.
 LEAST_TAIL_STEPS = 256
 TAIL_STEPS = 2048
 LEAST_TAIL_RATIO, MOST_TAIL_RATIO = 1.02, 3.0
@@ -37,14 +40,16 @@ LEAST_TAIL_RATIO, MOST_TAIL_RATIO = 1.02, 3.0
 class RefinedTable:
     """Step times by a table that is replaced, batch by batch, by a better one."""
 
-    def __init__(self, table: StepTable, target_percent: float) -> None:
+    def __init__(self, table: StepTable, target_percent: float, promise_us: int) -> None:
+        """`promise_us`: between two tokens, of which `target_percent` of the gaps are to be within it."""
         self.table = table
         self.revision = 0
         """Raised with each new table: what was computed from an older one is out of date."""
         self.learned_steps_total = 0
         self._target = target_percent / 100
-        self._batch: list[float] = []
-        """Ratios of real to predicted."""
+        self._near_us = NEAR_PROMISE * promise_us
+        self._batch: list[tuple[float, bool]] = []
+        """Ratios of real to predicted, and whether the step came near the promise."""
         self._spread: deque[float] = deque(maxlen=TAIL_STEPS)
         """The same, each over its batch's median: a table that is off as a whole has no longer tail for it."""
         self._cells = _Corrections(table.median_us)
@@ -67,7 +72,7 @@ class RefinedTable:
         if predicted <= 0 or real_us <= 0 or table.extrapolates(decode_requests, prefill_tokens):
             return
         ratio = real_us / predicted
-        self._batch.append(ratio)
+        self._batch.append((ratio, predicted >= self._near_us))
         said = math.log(min(MOST_RATIO, max(1 / MOST_RATIO, ratio)))
         of_pairs = 0.0
         if prior_pairs:
@@ -80,8 +85,10 @@ class RefinedTable:
 
     def _learn(self) -> None:
         """A new table from what the batch says."""
-        middle = statistics.median(self._batch)
-        self._spread.extend(ratio / middle for ratio in self._batch)
+        near = [ratio for ratio, is_near in self._batch if is_near]
+        if near:
+            middle = statistics.median(near)
+            self._spread.extend(ratio / middle for ratio in near)
         self._batch.clear()
         medians = self._cells.learn()
         self.table = replace(
