@@ -25,6 +25,7 @@ BUDGETS = "tests/engine/test_budgets.py"
 STEPS = "tests/engine/test_scheduler.py"
 CLASSES = "tests/engine/test_policies.py"
 CONTAINED = "tests/engine/test_containment.py"
+DEADLINES = "tests/engine/test_deadlines.py"
 ENTRY = "tests/engine/test_entry.py"
 ORDERS = "tests/engine/test_order.py"
 FAIR = "tests/engine/test_fair.py"
@@ -202,11 +203,11 @@ MUTATIONS = (
     ),
     # Deadlines and faults.
     Mutation(
-        "a running request outlives its deadline",
+        "nobody watches the deadline of a running request",
         "running.py",
         "        self._deadlines.watch(request)\n",
         "",
-        (CONTAINED,),
+        (CLASSES, DEADLINES),
     ),
     Mutation(
         "one request's fault takes the others down while planning",
