@@ -5,6 +5,8 @@ A request holds KV for at most prompt + max_tokens − 1 tokens, since the last 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 # Choices of one call, over all of its prompts: what the engine takes, and what the gate reckons with.
 MAX_CHOICES = 128
 
@@ -42,3 +44,10 @@ def unfit_reason(prompt_tokens: int, max_tokens: int, *, max_length_tokens: int,
             f"the whole cache holds {pool_tokens}"
         )
     return None
+
+
+def chunks_of(num_tokens: int, chunk_tokens: int) -> Iterator[tuple[int, int]]:
+    """(tokens, start) of each chunk in which so many tokens are computed; the last may be smaller."""
+    size = max(1, chunk_tokens)
+    for start in range(0, num_tokens, size):
+        yield min(size, num_tokens - start), start

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sluice_engine.config import Resume
-from sluice_engine.core.fit import blocks_for
+from sluice_engine.core.fit import blocks_for, chunks_of
 from sluice_engine.core.steptime import StepTimes
 
 # Planning figures for a swap: 4,000 tokens of 320 KiB are 1.22 GiB, which this link moves in 25 ms each way, so that
@@ -124,9 +124,8 @@ def recompute_us(
 ) -> int:
     """What computing so many tokens again costs the others: each step with its chunk less the same step without."""
     without = times.predict_us(decode_requests, 0, context_tokens)
-    total = 0
-    for start in range(0, num_computed, max(1, chunk_tokens)):
-        tokens = min(chunk_tokens, num_computed - start)
+    return sum(
         # Each later chunk attends to all that was computed before it.
-        total += max(0, times.predict_us(decode_requests, tokens, context_tokens, tokens * start) - without)
-    return total
+        max(0, times.predict_us(decode_requests, tokens, context_tokens, tokens * start) - without)
+        for tokens, start in chunks_of(num_computed, chunk_tokens)
+    )

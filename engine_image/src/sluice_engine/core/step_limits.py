@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.steptime import ChunkCeiling, StepTimes
 
@@ -158,12 +159,7 @@ def idle_ttft_us(prompt_tokens: int, limits: StepLimits, times: StepTimes) -> in
     per_step = limits.prefill_budget(0, 0)
     if limits.max_prefill_tokens_per_request is not None:
         per_step = min(per_step, limits.max_prefill_tokens_per_request)
-    total, done = 0, 0
-    while done < prompt_tokens:
-        tokens = min(max(1, per_step), prompt_tokens - done)
-        total += times.bound_us(0, tokens, 0, tokens * done)
-        done += tokens
-    return total
+    return sum(times.bound_us(0, tokens, 0, tokens * start) for tokens, start in chunks_of(prompt_tokens, per_step))
 
 
 def step_cost(

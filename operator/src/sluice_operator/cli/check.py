@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.step_limits import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
@@ -194,10 +195,9 @@ def _chunked(times: StepTimes, chunk: int, reference_tokens: int) -> Chunked | N
     prompt = LONG_PROMPT_TOKENS
     if isinstance(times, StepTable):
         prompt = min(reference_tokens, times.prefill_axis[-1])
-    starts = range(0, prompt, max(1, chunk))
-    if len(starts) < 2:
+    steps = list(chunks_of(prompt, chunk))
+    if len(steps) < 2:
         return None
-    steps = [(min(chunk, prompt - start), start) for start in starts]
     return Chunked(
         prompt_tokens=prompt,
         whole_us=times.bound_us(0, prompt, 0),
