@@ -12,7 +12,7 @@ from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.policy import Policies
-from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult, TableChange
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.step_limits import StepLimits
@@ -94,6 +94,17 @@ class ScriptedRunner:
         for position, expected in enumerate(cells_of(entry)):
             block, offset = self._cell(entry, position)
             assert self._kv[block][offset] == expected, "a token attends to KV that is not its own"
+
+
+def plan_of(step: int, *entries: ScheduledRequest) -> StepPlan:
+    """A plan of these shares, each with the blocks that its request holds."""
+    return StepPlan(
+        step=step,
+        chunks=entries,
+        prefill_tokens=sum(entry.num_tokens for entry in entries),
+        prior_pairs=sum(entry.num_tokens * entry.start for entry in entries),
+        table_changes=tuple(TableChange(entry.slot, 0, tuple(entry.request.blocks)) for entry in entries),
+    )
 
 
 def make_limits(

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.scripted import plan_of
 from sluice_engine.architecture import Architecture
 from sluice_engine.attention import KVCache, attend_chunk, attend_singles, plain
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.plan import ScheduledRequest, StepPlan
+from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.inputs import StepBuilder
 
@@ -56,7 +57,7 @@ class Batch:
                 block, offset = request.blocks[position // BLOCK_TOKENS], position % BLOCK_TOKENS
                 row = torch.tensor([block * BLOCK_TOKENS + offset])
                 self.cache.write(0, row, self.keys_values[slot][position : position + 1])
-        self.plan = StepPlan.by_hand(1, entries)
+        self.plan = plan_of(1, *entries)
 
     def random(self, rows: int, scale: float) -> Tensor:
         values: Tensor = torch.randn(rows, 2 * KV_HEADS * HEAD_DIM, generator=self.generator) * scale
@@ -115,7 +116,7 @@ def test_a_table_that_grows_is_appended_to_and_a_preempted_one_written_anew() ->
 
     def kv_rows(incarnation: int, position: int) -> list[int]:
         entry = ScheduledRequest(request, incarnation, 0, position, 1, samples=True)
-        rows: list[int] = builder.build(StepPlan.by_hand(1, [entry])).kv_rows.tolist()
+        rows: list[int] = builder.build(plan_of(1, entry)).kv_rows.tolist()
         return rows
 
     request.blocks = [5]
@@ -131,4 +132,4 @@ def test_a_request_whose_blocks_do_not_reach_its_tokens_is_a_broken_plan() -> No
     request.blocks = [0]
     entry = ScheduledRequest(request, 0, 0, 8, 1, samples=True)
     with pytest.raises(AssertionError, match="no block holds"):
-        StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(StepPlan.by_hand(1, [entry]))
+        StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(plan_of(1, entry))

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
+from engine.scripted import plan_of
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.host_pool import Copies
@@ -169,7 +170,7 @@ def test_a_log_probability_is_the_model_s_own(runner: TorchRunner, reference: Re
     request = Request("r", prompt, 30, sampling, 0)
     request.blocks = list(range(4))
     entry = ScheduledRequest(request, 0, 0, 0, 30, samples=True)
-    result = runner.execute(StepPlan.by_hand(1, [entry]))
+    result = runner.execute(plan_of(1, entry))
     expected = reference.logits(prompt)[-1].log_softmax(-1)[result.token_ids[0]]
     assert result.logprobs[0] == pytest.approx(float(expected), abs=1e-4)
 
@@ -182,7 +183,7 @@ def test_a_measured_step_touches_no_live_block(runner: TorchRunner, reference: R
     for step in range(8):
         entry = ScheduledRequest(request, 0, 0, start, len(request.tokens) - start, samples=True)
         start = len(request.tokens)
-        request.tokens.append(int(runner.execute(StepPlan.by_hand(step, [entry])).token_ids[0]))
+        request.tokens.append(int(runner.execute(plan_of(step, entry)).token_ids[0]))
         for cell in ((1, 0, 0), (5, 16, 100), (0, 64, 64), (3, 0, 10**9), (0, 5000, 0)):
             assert runner.measure(*cell) > 0
     reference.assert_greedy(prompt, request.tokens[50:])
@@ -193,7 +194,7 @@ def test_a_slot_that_changes_hands_forgets_its_last_owner(runner: TorchRunner, r
     for request, blocks in zip(namesakes, ([3, 1, 4, 0, 5], [9, 2, 6, 8, 7]), strict=True):
         request.blocks = blocks
         entry = ScheduledRequest(request, 0, 0, 0, 40, samples=True)
-        request.tokens.append(int(runner.execute(StepPlan.by_hand(1, [entry])).token_ids[0]))
+        request.tokens.append(int(runner.execute(plan_of(1, entry)).token_ids[0]))
     for request in namesakes:
         reference.assert_greedy(request.tokens[:40], request.tokens[40:])
 
@@ -207,7 +208,7 @@ def test_logits_that_are_not_finite_fail_their_request_alone(tmp_path: Path) -> 
     for slot, request in enumerate((good, bad)):
         request.blocks = [slot]
     entries = tuple(ScheduledRequest(r, 0, slot, 0, 3, samples=True) for slot, r in enumerate((good, bad)))
-    errors = runner.execute(StepPlan.by_hand(1, entries)).errors
+    errors = runner.execute(plan_of(1, *entries)).errors
     assert errors == {1: "the model's logits are not finite"}
 
 
@@ -279,7 +280,7 @@ def test_state_that_was_swapped_out_and_in_gives_the_tokens_of_an_undisturbed_ru
 
     def step(number: int, start: int, swap_in: Copies = ()) -> None:
         entry = ScheduledRequest(request, request.incarnation, 0, start, request.num_tokens - start, samples=True)
-        plan = replace(StepPlan.by_hand(number, [entry]), swap_in=swap_in)
+        plan = replace(plan_of(number, entry), swap_in=swap_in)
         request.tokens.append(int(runner.execute(plan).token_ids[0]))
 
     step(1, 0)

@@ -9,7 +9,7 @@ applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -213,17 +213,6 @@ class StepPlan:
     def sampling(self) -> tuple[ScheduledRequest, ...]:
         """The sampling rows, in the order of results."""
         return tuple(entry for entry in self._each() if entry.samples)
-
-    @classmethod
-    def by_hand(cls, step: int, entries: Sequence[ScheduledRequest]) -> StepPlan:
-        """A plan of these shares, each with the blocks that its request holds: for tests and measurements."""
-        return cls(
-            step=step,
-            chunks=tuple(entries),
-            prefill_tokens=sum(entry.num_tokens for entry in entries),
-            prior_pairs=sum(entry.num_tokens * entry.start for entry in entries),
-            table_changes=tuple(TableChange(entry.slot, 0, tuple(entry.request.blocks)) for entry in entries),
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
