@@ -9,6 +9,7 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
+from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
@@ -155,7 +156,7 @@ def full_door(settled: list[Permit | Refusal], bound_us: int | None) -> tuple[Ad
     admission.set_unavailable(None, 0)
     permit = admission.enter("inside", COST, 0, settled.append)
     assert isinstance(permit, Permit)
-    ticket = admission.enter("waits", COST, 0, settled.append, bound_us=bound_us)
+    ticket = admission.enter("waits", COST, 0, settled.append, terms=Terms(finish_us=bound_us))
     assert isinstance(ticket, Ticket)
     return admission, permit, ticket
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sluice_engine.core.terms import CLASSES
 from sluice_engine.errors import InvalidConfig
 
 DataType = Literal["Auto", "Float32", "BFloat16", "Float16"]
@@ -190,15 +191,32 @@ class LiveSchedulingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassConfig:
+    """How much of the room requests of a class may fill."""
+
+    name: str
+    ceiling_percent: int
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require(self.name in CLASSES, "admission.classes.name", f"must be one of {', '.join(CLASSES)}")
+        require(1 <= self.ceiling_percent <= 100, "admission.classes.ceiling_percent", "must be 1 to 100")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantConfig:
-    """One tenant whose share is not the usual one."""
+    """One tenant whose share is not the usual one, or whose use is bounded."""
 
     name: str
     weight: int = 1
+    tokens_per_second: int | None = None
+    """Quota of prompt and output tokens together; None: no bound."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         require(1 <= self.weight <= 1000, "admission.tenants.weight", "must be 1 to 1000")
+        quota = self.tokens_per_second
+        require(quota is None or 1 <= quota <= 10**9, "admission.tenants.tokens_per_second", "must be 1 to 10^9")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,16 +229,24 @@ class AdmissionConfig:
     """Share of the pool that the predicted peak may reach while nothing is preempted."""
     preemptions_per_minute: float = 6.0
     """Rate above which the ceiling comes down."""
+    mode: Enforcement = "Enforce"
+    """Observe decides and records, and refuses nothing for load."""
+    retry_budget_percent: int = 10
+    """Share of the capacity that retries may take; 100: no bound."""
+    classes: tuple[ClassConfig, ...] = ()
+    """Ceilings of classes where they are not the usual ones."""
     tenants: tuple[TenantConfig, ...] = ()
-    """Weights under the policy WeightedFair; whoever is not named has 1."""
+    """Weights and quotas; whoever is not named has weight 1 and no quota."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         require(0 <= self.max_wait_us <= 60_000_000, "admission.max_wait_us", "must be 0 to 60 s")
         require(50 <= self.kv_ceiling_percent <= 100, "admission.kv_ceiling_percent", "must be 50 to 100")
         require(self.preemptions_per_minute >= 0, "admission.preemptions_per_minute", "must not be negative")
-        names = [tenant.name for tenant in self.tenants]
-        require(len(set(names)) == len(names), "admission.tenants", "names a tenant twice")
+        require(0 <= self.retry_budget_percent <= 100, "admission.retry_budget_percent", "must be 0 to 100")
+        for what, listed in (("classes", self.classes), ("tenants", self.tenants)):
+            names = [one.name for one in listed]
+            require(len(set(names)) == len(names), f"admission.{what}", f"names one of its {what} twice")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,9 @@ from heapq import heappop, heappush
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_engine.core.terms import Terms
 from sluice_engine.errors import sentence
+from sluice_sidecar.attempts import FIRST, Attempt
 from sluice_sidecar.decisions import Decision, Decisions
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
@@ -28,6 +30,8 @@ LEAST_SPREAD_US = 1_000_000
 LEAST_DOOR = 4
 # What `open` in the gate's state asks for.
 PROBE_COST = Cost((ChoiceCost(prompt_tokens=64, max_tokens=64),))
+
+_NO_TERMS = Terms()
 
 _UNAVAILABLE = {
     Reason.DRAINING: "This pod is shutting down and takes no new requests; send the request again.",
@@ -105,15 +109,17 @@ class Admission:
         now_us: int,
         on_settled: Callable[[Permit | Refusal], None],
         *,
+        terms: Terms = _NO_TERMS,
+        attempt: Attempt = FIRST,
         waited_us: int = 0,
-        bound_us: int | None = None,
     ) -> Permit | Refusal | Ticket:
         """Decide and reserve in one go. A `Ticket` waits in order; `on_settled` is called once, later.
 
-        `waited_us` went by since its body was whole, and is gone from the promise. `bound_us` after that, its caller
-        has no more use for it.
+        `waited_us` went by since its body was whole, and is gone from the promise.
         """
+        bound_us = terms.bound_us
         decision = self.decisions.priced(request_id, cost, now_us - waited_us)
+        decision.attempt = attempt.number
         if self.unavailable is not None:
             return self._refuse_unavailable(self.unavailable)
         if bound_us is not None and waited_us >= bound_us:

@@ -5,10 +5,15 @@ Durations are integer microseconds, sizes are bytes.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Literal
 
 from sluice_engine.config import require
 from sluice_sidecar.trust import is_network
+
+EngineKind = Literal["sluice", "vllm", "sglang", "llamacpp"]
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +28,11 @@ class GateConfig:
     """`/v1/*`, `/livez`, `/readyz`. 0 takes a free one and logs it."""
     admin_port: int = 9090
     """`/metrics`, `/state`, `/steps`, `/engine/startupz`, `/engine/livez`."""
+    engine: EngineKind = "sluice"
     engine_socket: str = "/run/sluice/engine.sock"
+    """Where Sluice's own engine listens."""
+    engine_url: str = ""
+    """Where another engine listens, on this pod's loopback: `http://127.0.0.1:8000`."""
     live_path: str = "/etc/sluice/live/live.json"
     run_dir: str = "/run/sluice"
     """Where `drained` is written, and `gate-address.json` with the bound addresses for local runs."""
@@ -38,6 +47,10 @@ class GateConfig:
     """All request bodies held together."""
     trusted_peers: tuple[str, ...] = ()
     """Networks (CIDR) of peers whose class and tenant headers are believed: a gateway's, a router's."""
+    api_keys_dir: str = ""
+    """A mounted Secret: each file is named for a tenant and holds its keys, one a line. Empty: no key is asked for."""
+    otlp_endpoint: str = ""
+    """Where spans are sent (OTLP over HTTP); empty: none are made."""
     stall_timeout_us: int = 30_000_000
     """A client that reads nothing for this long is cut and its engine request aborted."""
 
@@ -50,6 +63,11 @@ class GateConfig:
             require(getattr(self, name) > 0, name, "must be positive")
         for network in self.trusted_peers:
             require(is_network(network), "trusted_peers", f"{network!r} is no network; write for example 10.0.0.0/8")
+        for name in ("engine_url", "otlp_endpoint"):
+            url = getattr(self, name)
+            require(not url or _URL.fullmatch(url) is not None, name, "must be an http:// or https:// URL")
+        is_own = self.engine == "sluice"
+        require(is_own != bool(self.engine_url), "engine_url", "belongs to every engine but sluice, which has a socket")
         require(self.endpoint_propagation_us >= 0, "endpoint_propagation_us", "must not be negative")
         require(
             1024 <= self.body_limit_bytes <= self.held_bodies_bytes, "body_limit_bytes", "1024 to held_bodies_bytes"

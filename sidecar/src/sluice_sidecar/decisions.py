@@ -36,6 +36,8 @@ class Decision:
     route: str
     arrived_us: int
     """When its body was whole."""
+    attempt: int = 0
+    """How often its caller had tried before, as far as the headers say."""
     choices: int = 0
     prompt_tokens: int = 0
     """Over all choices, as estimated at the door."""

@@ -226,7 +226,7 @@ class Gate:
             now_us,
             settle,
             waited_us=now_us - call.arrived_us,
-            bound_us=call.terms.bound_us,
+            terms=call.terms,
         )
         if not isinstance(verdict, Ticket):
             return verdict

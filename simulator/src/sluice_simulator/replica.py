@@ -103,8 +103,9 @@ class Replica:
         if isinstance(cost, Refusal):
             self._refuse(call, cost)
             return
-        bound_us = call.sender.config.terms.bound_us
-        verdict = gate.enter(call.request_id, cost, now_us, partial(self._settled, call), bound_us=bound_us)
+        verdict = gate.enter(
+            call.request_id, cost, now_us, partial(self._settled, call), terms=call.sender.config.terms
+        )
         if isinstance(verdict, Ticket):
             call.ticket = verdict
             self._tally.timeline.at(now_us).door = max(self._tally.timeline.at(now_us).door, gate.waiting)
