@@ -158,3 +158,19 @@ def test_a_dead_engine_holds_nothing_of_what_it_had() -> None:
     ledger.forget_engine()
 
     assert list(ledger.live()) == []
+
+
+def test_without_a_prediction_all_of_max_tokens_is_expected() -> None:
+    assert ChoiceCost(100, 50) == ChoiceCost(100, 50, output_tokens=50, cached_tokens=0)
+
+
+def test_the_cost_of_a_call_is_what_is_left_to_compute() -> None:
+    cost = Cost((ChoiceCost(100, 50, output_tokens=10, cached_tokens=64), ChoiceCost(20, 50)))
+
+    assert (cost.prompt_tokens, cost.prefill_tokens, cost.max_tokens, cost.decode_tokens) == (120, 56, 100, 60)
+
+
+@pytest.mark.parametrize(("output_tokens", "cached_tokens"), [(0, 0), (51, 0), (5, 100), (5, -1)])
+def test_a_cost_beyond_what_is_asked_for_is_a_bug(output_tokens: int, cached_tokens: int) -> None:
+    with pytest.raises(AssertionError):
+        ChoiceCost(100, 50, output_tokens, cached_tokens)

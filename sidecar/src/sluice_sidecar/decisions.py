@@ -108,7 +108,7 @@ class Decisions:
         decision = self._open.get(request_id) or self.asked(request_id, "", "", arrived_us)
         decision.arrived_us = arrived_us
         decision.choices = len(cost.choices)
-        decision.prompt_tokens, decision.max_tokens = cost.prefill_tokens, cost.decode_tokens
+        decision.prompt_tokens, decision.max_tokens = cost.prompt_tokens, cost.max_tokens
         return decision
 
     def first_token(self, request_id: str, now_us: int) -> None:

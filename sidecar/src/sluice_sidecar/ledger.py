@@ -20,12 +20,39 @@ UNSEEN_GRACE_US = 5_000_000
 _COMPLETED_MEMORY_US = 3_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class ChoiceCost:
     """One choice of a call: its own prefill, its own blocks."""
 
     prompt_tokens: int
     max_tokens: int
+    output_tokens: int
+    """Predicted output, 1 to `max_tokens`: what it will add to the KV cache, and how long it stays."""
+    cached_tokens: int
+    """Of the prompt, what the engine is credited with having computed already: never all of it."""
+    prefix_key: bytes
+    """Names what is credited: choices of equal keys share the KV blocks of that beginning. Empty: nothing is."""
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        output_tokens: int | None = None,
+        cached_tokens: int = 0,
+        prefix_key: bytes = b"",
+    ) -> None:
+        """Without a prediction it is taken to use all of `max_tokens`."""
+        output_tokens = max_tokens if output_tokens is None else output_tokens
+        assert 1 <= output_tokens <= max_tokens, "a prediction lies within what is asked for"
+        assert 0 <= cached_tokens < prompt_tokens, "the last token of a prompt is always computed"
+        for name, value in (
+            ("prompt_tokens", prompt_tokens),
+            ("max_tokens", max_tokens),
+            ("output_tokens", output_tokens),
+            ("cached_tokens", cached_tokens),
+            ("prefix_key", prefix_key),
+        ):
+            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +66,24 @@ class Cost:
     """Part of the estimate that does not come from text: the chat template around each message."""
 
     @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens to compute, over all choices."""
+    def prompt_tokens(self) -> int:
+        """Prompt tokens, over all choices, whether computed already or not."""
         return sum(choice.prompt_tokens for choice in self.choices)
 
     @property
-    def decode_tokens(self) -> int:
-        """Output tokens, over all choices."""
+    def max_tokens(self) -> int:
+        """Output tokens asked for, over all choices."""
         return sum(choice.max_tokens for choice in self.choices)
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens to compute, over all choices."""
+        return sum(choice.prompt_tokens - choice.cached_tokens for choice in self.choices)
+
+    @property
+    def decode_tokens(self) -> int:
+        """Output tokens to expect, over all choices."""
+        return sum(choice.output_tokens for choice in self.choices)
 
     @property
     def longest_prompt_tokens(self) -> int:

@@ -169,7 +169,7 @@ class Gate:
         if isinstance(cost, Refusal):
             return cost
         verdict = await self._enter(call, cost)
-        tokens = cost.prefill_tokens + cost.decode_tokens
+        tokens = cost.prompt_tokens + cost.decode_tokens
         self.metrics.demand_tokens.labels("admitted" if isinstance(verdict, Permit) else "shed").inc(tokens)
         if isinstance(verdict, Refusal):
             return verdict
