@@ -175,12 +175,18 @@ async def test_an_engine_that_fails_or_hangs_is_dead(
     assert await _probe(gate, "/engine/livez") == (503, says)
 
 
+def _link(gate: RunningGate) -> sluice.SluiceEngine:
+    link = gate.gate.engine
+    assert isinstance(link, sluice.SluiceEngine)
+    return link
+
+
 async def test_an_engine_between_two_starts_is_given_ten_seconds(gate: RunningGate, engine: ScriptedEngine) -> None:
     await engine.kill()
     await until(lambda: gate.gate.not_ready() == "engine_dead")
     assert (await _probe(gate, "/engine/livez"))[0] == 200
 
-    gate.gate.engine._clock = lambda: gate.gate.clock() + 11_000_000
+    _link(gate)._clock = lambda: gate.gate.clock() + 11_000_000
     status, text = await _probe(gate, "/engine/livez")
 
     assert status == 503
@@ -200,11 +206,11 @@ async def test_a_state_that_never_comes_makes_the_gate_stale_and_then_blind_but_
 
 async def _silent_for(gate: RunningGate, engine: ScriptedEngine, silent_us: int) -> None:
     """The engine answers nothing any more, and so much time has gone by."""
-    link = gate.gate.engine
+    link = _link(gate)
     engine.freeze = True
-    await until(lambda: link._silent_since_us is not None)
-    assert link._silent_since_us is not None
-    at_us = link._silent_since_us + silent_us
+    await until(lambda: link.life._silent_since_us is not None)
+    assert link.life._silent_since_us is not None
+    at_us = link.life._silent_since_us + silent_us
     link._clock = lambda: at_us
     await link.poll()
 
@@ -236,9 +242,9 @@ async def test_an_engine_that_was_ready_and_answers_nothing_any_more_is_dead(
         async with gate.post() as response:
             assert (await error_of(response))["code"] == "engine_dead"
 
-    gate.gate.engine._clock = gate.gate.clock
+    _link(gate)._clock = gate.gate.clock
     engine.freeze = False
-    await until(lambda: gate.gate.engine._silent_since_us is None)
+    await until(lambda: gate.gate.engine.life.silent_us(0) == 0)
     assert gate.gate.not_ready() is None
     assert await _status(gate) == 200
 
@@ -259,12 +265,12 @@ async def test_an_engine_that_loads_in_silence_is_left_alone(
 async def test_a_frozen_engine_thread_makes_the_state_old_though_it_answers(
     gate: RunningGate, engine: ScriptedEngine
 ) -> None:
-    gate.gate.engine._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock() - 9_000_000)
-    gate.gate.engine._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock())
+    _link(gate)._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock() - 9_000_000)
+    _link(gate)._take(replace(ready_state(seq=10**6), running_requests=1), gate.gate.clock())
     assert gate.gate.admission.room.freshness(gate.gate.clock()) == "blind"
 
     in_a_long_step = replace(ready_state(seq=10**6), running_requests=1, step_running_us=400_000)
-    gate.gate.engine._take(in_a_long_step, gate.gate.clock())
+    _link(gate)._take(in_a_long_step, gate.gate.clock())
     assert gate.gate.admission.room.freshness(gate.gate.clock()) == "fresh"
 
 

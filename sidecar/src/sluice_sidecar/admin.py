@@ -95,6 +95,9 @@ class Admin:
         return web.Response(text=codec.to_json(self.state()), content_type="application/json")
 
     async def _of_engine(self, request: web.BaseRequest) -> web.StreamResponse:
+        if not self._gate.engine.keeps_steps:
+            engine = self._gate.config.engine
+            return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path} here: {engine} keeps no such record."))
         try:
             async with (
                 asyncio.timeout(_ENGINE_TIMEOUT_S),

@@ -21,7 +21,7 @@ from sluice_sidecar import headers
 from sluice_sidecar.admission import MISSED, Admission
 from sluice_sidecar.body import Body
 from sluice_sidecar.config import GateConfig
-from sluice_sidecar.engines.sluice import SluiceEngine
+from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
 from sluice_sidecar.estimate import Route
 from sluice_sidecar.ledger import Permit
@@ -97,7 +97,7 @@ class Proxy:
 
     def __init__(
         self,
-        engine: SluiceEngine,
+        engine: EngineLink,
         admission: Admission,
         recorder: Recorder,
         config: GateConfig,
@@ -122,17 +122,14 @@ class Proxy:
                 "POST",
                 PATHS[call.route],
                 headers=headers.for_engine(call.request.headers, call.request_id, call.terms.headers(waited_us)),
-                body=call.body.content,
+                body=self._engine.body_for_engine(call.body.content, call.terms),
             ) as upstream:
                 call.upstream = upstream
                 call.body.drop()
                 if call.cut:
                     upstream.close()
-                if (refusal := self._overload(upstream.status)) is not None:
+                if (refusal := self._own_answer(call, upstream.status)) is not None:
                     return refusal
-                if upstream.status == web.HTTPGatewayTimeout.status_code:
-                    call.outcome = "expired"
-                    return MISSED
                 if upstream.content_type == "text/event-stream":
                     return await self._stream(call, upstream, permit, times)
                 return await self._whole(call, upstream, permit, times)
@@ -143,14 +140,17 @@ class Proxy:
                 return Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
             return Refusal(Reason.ENGINE_FAILED, "The engine ended before it answered; send the request again.")
 
-    def _overload(self, status: int) -> Refusal | None:
-        if status == web.HTTPTooManyRequests.status_code:
-            return self._admission.refuse_busy(
-                Reason.ENGINE_OVERLOADED, "the engine's own queue is full", self._clock()
-            )
-        if status == web.HTTPServiceUnavailable.status_code:
+    def _own_answer(self, call: Call, status: int) -> Refusal | None:
+        """What the gate says in place of a status that concerns the two of them, not the client's request."""
+        meaning = self._engine.meaning_of(status)
+        if meaning is Reason.ENGINE_OVERLOADED:
+            return self._admission.refuse_busy(meaning, "the engine's own queue is full", self._clock())
+        if meaning is Reason.DEADLINE_MISSED:
+            call.outcome = "expired"
+            return MISSED
+        if meaning is not None:
             self._engine.poke()
-            return Refusal(Reason.ENGINE_LOADING, "The engine is not ready; try again in a moment.")
+            return Refusal(meaning, "The engine is not ready; try again in a moment.")
         return None
 
     async def _stream(

@@ -25,7 +25,7 @@ from sluice_sidecar.body import Body, HeldBodies
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.counting import ExactCounts
 from sluice_sidecar.drain import Drain
-from sluice_sidecar.engines.sluice import SluiceEngine
+from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
 from sluice_sidecar.headers import CLIENT_ID
@@ -61,7 +61,7 @@ class Gate:
         self.admission = Admission(
             live, stale_after_us=config.stale_after_us, blind_after_us=config.blind_after_us, draw=draw
         )
-        self.engine = SluiceEngine(config.engine_socket, self.admission, clock, config.state_interval_us)
+        self.engine = engine_link(config, self.admission, clock)
         self.metrics = GateMetrics()
         self.recorder = Recorder(live.slo, self.admission.room, self.admission.decisions, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)
@@ -269,7 +269,7 @@ class Gate:
         return self.admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self.clock())
 
     def _refuse_all(self) -> None:
-        self.engine.draining = True
+        self.engine.life.draining = True
         self.admission.set_unavailable(Reason.DRAINING, self.clock())
 
     def _cut_all(self) -> None:

@@ -1,0 +1,104 @@
+"""HTTP to the engine, whichever it is: one session over a Unix socket or a loopback port.
+
+Owns the connections. Must not know what is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import aiohttp
+from yarl import URL
+
+from sluice_sidecar.errors import EngineUnreachable
+
+OK = 200
+CONNECT_TIMEOUT_S = 2.0
+_READ_BUFFER_BYTES: Final = 256 * 1024
+# Behind a Unix socket a host is a name without meaning: the socket is the address.
+_SOCKET_ORIGIN = "http://engine"
+
+
+class EngineConnection:
+    """The way to one engine."""
+
+    def __init__(self, connector: aiohttp.BaseConnector, origin: str) -> None:
+        self._origin = origin
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=_READ_BUFFER_BYTES,
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+        )
+
+    @classmethod
+    def to_socket(cls, path: str) -> EngineConnection:
+        """Over a Unix socket."""
+        return cls(aiohttp.UnixConnector(path=path, limit=0), _SOCKET_ORIGIN)
+
+    @classmethod
+    def to_url(cls, url: str, *, keep_alive_s: float) -> EngineConnection:
+        """Over TCP; a connection idle for `keep_alive_s` is closed before the engine would; 0: each after its use."""
+        if keep_alive_s <= 0:
+            return cls(aiohttp.TCPConnector(limit=0, force_close=True), url.rstrip("/"))
+        return cls(aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s), url.rstrip("/"))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._session.close()
+
+    @asynccontextmanager
+    async def request(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One exchange with the engine; on leaving, an unfinished one closes its connection, which aborts it there.
+
+        Raises:
+            EngineUnreachable: no connection, or it broke before the status line.
+        """
+        try:
+            response = await self._session.request(
+                method,
+                # Encoded already: what a name has of "..", even as %2e%2e, is not to be resolved into another route.
+                URL(self._origin + path, encoded=True),
+                headers=headers,
+                data=body,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnreachable(str(error), refused=True) from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineUnreachable(str(error), refused=False) from error
+        try:
+            yield response
+        finally:
+            if response.content.at_eof() and response.content.exception() is None:
+                response.release()
+            else:
+                response.close()
+
+    async def get_json(self, path: str) -> Any:  # noqa: ANN401  # JSON has no narrower type
+        """A JSON document of the engine's.
+
+        Raises:
+            EngineUnreachable: no answer, or one that is not JSON.
+        """
+        try:
+            async with self.request("GET", path) as response:
+                return await response.json()
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise EngineUnreachable(str(error), refused=False) from error
+
+    async def post_json(self, path: str, body: bytes, *, within_s: float) -> Any:  # noqa: ANN401  # likewise
+        """The JSON answer to a JSON question; None where there is no good one in time."""
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with asyncio.timeout(within_s), self.request("POST", path, headers=headers, body=body) as response:
+                return await response.json() if response.status == OK else None
+        except (EngineUnreachable, TimeoutError, aiohttp.ClientError, ConnectionError, ValueError):
+            return None
