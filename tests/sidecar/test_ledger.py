@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sidecar.scripted_engine import ready_state
@@ -174,3 +176,49 @@ def test_the_cost_of_a_call_is_what_is_left_to_compute() -> None:
 def test_a_cost_beyond_what_is_asked_for_is_a_bug(output_tokens: int, cached_tokens: int) -> None:
     with pytest.raises(AssertionError):
         ChoiceCost(100, 50, output_tokens, cached_tokens)
+
+
+def test_a_credit_stands_until_the_engine_has_begun_and_then_what_it_found_counts() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", Cost((ChoiceCost(100, 50, 20, cached_tokens=64, prefix_key=b"k"),)), 0)
+    (progress,) = ledger.live()
+    assert (progress.remaining_tokens, progress.expected_tokens) == (36, 20)
+
+    waiting = replace(listed("a", prompt=100, computed=0, output=0), status="waiting")
+    ledger.apply(ready_state(requests=(waiting,)), 1)
+    assert (progress.remaining_tokens, progress.cached_tokens) == (36, 64)
+
+    ledger.apply(ready_state(requests=(replace(waiting, status="running", computed_tokens=16, cached_tokens=16),)), 2)
+    assert (progress.remaining_tokens, progress.cached_tokens) == (84, 16)
+
+
+def test_where_the_engine_lists_nothing_tokens_are_counted_as_they_go_by() -> None:
+    ledger = Ledger(lists_requests=False)
+    permit = ledger.reserve("a", COST, 0)
+    (progress,) = ledger.live()
+    assert progress.prefilling
+
+    permit.token(0)
+    permit.token(0)
+
+    assert (progress.prefilling, progress.output_tokens, progress.known_tokens) == (False, 2, 102)
+
+
+def test_where_the_engine_lists_its_requests_what_goes_by_changes_nothing() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", COST, 0).token(0)
+
+    assert [progress.output_tokens for progress in ledger.live()] == [0]
+
+
+def test_what_decoded_between_two_states_is_counted() -> None:
+    ledger = Ledger()
+    ledger.reserve("a", Cost(COST.choices * 3), 0)
+    first = (listed("a", output=3), listed("a", choice=1, output=7), listed("a", choice=2, computed=0, output=0))
+    then = (listed("a", output=13, computed=93), listed("a", choice=1, output=7, computed=0), listed("a", choice=2))
+    ledger.apply(ready_state(requests=first), 1)
+
+    ledger.apply(ready_state(requests=then), 2)
+
+    # The second was preempted, and the third began only now.
+    assert ledger.decoded == (10, 1)

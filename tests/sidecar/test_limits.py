@@ -243,6 +243,25 @@ def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], 
     assert steered(events, until_us=second * S).share == pytest.approx(share)
 
 
+@pytest.mark.parametrize(
+    ("events", "percent", "share"),
+    [
+        pytest.param([], 80, 0.8, id="a-lower-top-binds-at-once"),
+        pytest.param([], 100, 1.0, id="a-higher-one-too-where-nothing-was-preempted"),
+        pytest.param([(1, 4)], 100, 0.95 * 0.9, id="what-preemptions-took-does-not-come-back-by-it"),
+        pytest.param([(1, 4)], 80, 0.8, id="nor-does-it-stay-above-the-new-top"),
+    ],
+)
+def test_another_top_for_the_ceiling(events: list[tuple[int, int]], percent: int, share: float) -> None:
+    ceiling = steered(events, until_us=8 * S)
+    ceiling.configure(percent, 6.0)
+
+    assert ceiling.share == pytest.approx(share)
+    for second in range(9, 60):
+        ceiling.observe("boot", sum(new for _, new in events), second * S)
+    assert ceiling.share == pytest.approx(percent / 100)
+
+
 def test_a_restarted_engine_counts_anew_and_never_below_zero() -> None:
     ceiling = Ceiling(95, 6)
     ceiling.observe("first", 100, 0)

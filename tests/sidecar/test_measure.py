@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config
-from sluice_sidecar.measure import Bias, GoodRequests, QuantileWindow, Residence, StreamTimes, percentile
+from sluice_sidecar.measure import GoodRequests, QuantileWindow, Residence, StreamTimes, percentile
 
 S = 1_000_000
 
@@ -94,23 +94,6 @@ def test_residence_is_unmeasured_until_a_few_have_left() -> None:
     residence.add(2 * S)
 
     assert residence.mean_us == pytest.approx(2 * S, abs=1)
-
-
-def test_bias_is_never_below_one_and_never_without_bound() -> None:
-    bias = Bias()
-    assert bias.factor == 1.0
-    bias.learn(1_000, 100)
-    assert bias.factor == 1.0
-    bias.learn(1_000, 1_000_000)
-    assert bias.factor == 4.0
-
-
-def test_a_tiny_prediction_weighs_little() -> None:
-    bias = Bias()
-    bias.learn(predicted_us=1_000, actual_us=20_000)
-    bias.learn(predicted_us=1_000_000, actual_us=1_000_000)
-
-    assert bias.factor < 1.05
 
 
 @pytest.mark.parametrize(

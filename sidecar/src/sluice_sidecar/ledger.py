@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sluice_engine.core.state import EngineState, FinishedState, RequestState
+from sluice_sidecar.progress import Progress
 
 # A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
 LEASE_US = 900_000_000
@@ -91,46 +92,6 @@ class Cost:
         return max(choice.prompt_tokens for choice in self.choices)
 
 
-@dataclass(slots=True)
-class Progress:
-    """One choice as far as the gate knows it."""
-
-    prompt_tokens: int
-    max_tokens: int
-    computed_tokens: int = 0
-    output_tokens: int = 0
-    seen: bool = False
-    """The engine has listed it."""
-    gone: bool = False
-    """The engine holds nothing for it any more; its stream may still be on its way."""
-
-    @property
-    def known_tokens(self) -> int:
-        """Its whole known input: what it holds once prefilled."""
-        return self.prompt_tokens + self.output_tokens
-
-    @property
-    def remaining_tokens(self) -> int:
-        """Tokens to compute before its next token: 1 while it decodes."""
-        left = self.prompt_tokens + self.output_tokens - self.computed_tokens
-        return left if left > 1 else 1  # noqa: FURB136  # asked of every request inside, at every decision
-
-    @property
-    def prefilling(self) -> bool:
-        """Whether more than the next decode is left to compute."""
-        return self.prompt_tokens + self.output_tokens - self.computed_tokens > 1
-
-    def correct(self, state: RequestState) -> bool:
-        """Take over what the engine says; whether it got on since."""
-        moved = (self.computed_tokens, self.output_tokens) != (state.computed_tokens, state.output_tokens)
-        self.prompt_tokens = state.prompt_tokens
-        self.max_tokens = state.max_tokens
-        self.computed_tokens = state.computed_tokens
-        self.output_tokens = state.output_tokens
-        self.seen, self.gone = True, False
-        return moved
-
-
 @dataclass(slots=True, eq=False)
 class Entry:
     """One admitted call."""
@@ -150,8 +111,12 @@ class Ledger:
 
     on_release: Callable[[Entry, bool, int], None] | None = None
     """Told of each release: the entry, whether its stream completed, and when."""
+    lists_requests: bool = True
+    """Whether the engine's state lists its requests; else their tokens are counted as they go by."""
     entries: dict[str, Entry] = field(default_factory=dict)
     strangers: list[Progress] = field(default_factory=list)
+    decoded: tuple[int, int] = (0, 0)
+    """(tokens, choices that decoded all the time) between the last two states."""
     releases_total: int = 0
     double_closes_total: int = 0
     leases_expired_total: int = 0
@@ -159,7 +124,7 @@ class Ledger:
 
     def reserve(self, request_id: str, cost: Cost, now_us: int) -> Permit:
         """Enter a call; the caller closes the permit when its stream ends, however it ends."""
-        choices = [Progress(choice.prompt_tokens, choice.max_tokens) for choice in cost.choices]
+        choices = [progress_of(choice) for choice in cost.choices]
         entry = Entry(request_id, cost, now_us, now_us, choices)
         assert request_id not in self.entries, "request ids are minted by the gate and unique"
         self.entries[request_id] = entry
@@ -193,28 +158,23 @@ class Ledger:
     def apply(self, state: EngineState, now_us: int) -> list[Entry]:
         """Correct every size by the engine's state; returns the entries whose real prompt length is new."""
         listed = {(request.id, request.choice): request for request in state.requests}
-        finished: dict[tuple[str, int], FinishedState] | None = None
+        finished = {(ended.id, ended.choice): ended for ended in state.finished}
         learned = []
+        tokens = decodes = 0
         for entry in self.entries.values():
             for index, choice in enumerate(entry.choices):
-                request = listed.pop((entry.id, index), None)
-                if request is not None:
-                    # An answer that is not streamed moves nothing here until it is whole.
-                    if choice.correct(request):
-                        entry.touched_us = max(entry.touched_us, now_us)
+                if (request := listed.pop((entry.id, index), None)) is None:
+                    _not_listed(entry, choice, finished.get((entry.id, index)), now_us)
                     continue
-                if finished is None:  # seldom needed: most that ended have left the ledger already
-                    finished = {(ended.id, ended.choice): ended for ended in state.finished}
-                if (ended := finished.get((entry.id, index))) is not None:
-                    choice.prompt_tokens, choice.output_tokens = ended.prompt_tokens, ended.output_tokens
-                    choice.seen = choice.gone = True
-                elif choice.seen:
-                    choice.gone = True
-                elif entry.forwarded_us is not None:
-                    choice.gone = now_us - entry.forwarded_us > UNSEEN_GRACE_US
+                # An answer that is not streamed moves nothing here until it is whole.
+                if choice.correct(request):
+                    entry.touched_us = max(entry.touched_us, now_us)
+                if (new := choice.settle()) is not None:
+                    tokens, decodes = tokens + new, decodes + 1
             if not entry.learned and all(choice.seen for choice in entry.choices):
                 entry.learned = True
                 learned.append(entry)
+        self.decoded = tokens, decodes
         self._completed = {k: v for k, v in self._completed.items() if now_us - v < _COMPLETED_MEMORY_US}
         self.strangers = [_progress(request) for (key, _), request in listed.items() if key not in self._completed]
         return learned
@@ -235,8 +195,25 @@ class Ledger:
         yield from self.strangers
 
 
+def progress_of(choice: ChoiceCost) -> Progress:
+    """A choice that has not begun."""
+    return Progress(
+        choice.prompt_tokens, choice.max_tokens, choice.output_tokens, computed_tokens=choice.cached_tokens,
+        cached_tokens=choice.cached_tokens, prefix_key=choice.prefix_key,
+    )  # fmt: skip
+
+
+def _not_listed(entry: Entry, choice: Progress, ended: FinishedState | None, now_us: int) -> None:
+    if ended is not None:
+        choice.ended(ended)
+    elif choice.seen:
+        choice.gone = True
+    elif entry.forwarded_us is not None:
+        choice.gone = now_us - entry.forwarded_us > UNSEEN_GRACE_US
+
+
 def _progress(request: RequestState) -> Progress:
-    progress = Progress(request.prompt_tokens, request.max_tokens)
+    progress = Progress(request.prompt_tokens, request.max_tokens, request.max_tokens)
     progress.correct(request)
     return progress
 
@@ -260,6 +237,11 @@ class Permit:
     def touch(self, now_us: int) -> None:
         """The stream moved: renew the lease."""
         self.entry.touched_us = now_us
+
+    def token(self, choice: int) -> None:
+        """Text of a choice went by: where the engine does not list its requests, that is how far it is."""
+        if not self._ledger.lists_requests:
+            self.entry.choices[choice].count_token()
 
     def close(self, now_us: int) -> bool:
         """Give the entry back; False when that had happened before."""

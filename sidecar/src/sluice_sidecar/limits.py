@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sluice_engine.config import LiveConfig, LiveSchedulingConfig
@@ -66,6 +66,10 @@ class Limits:
             decode_curve_us=tuple(sorted(state.decode_curve_us)),
             chunk=live.scheduling,
         )
+
+    def under(self, live: LiveConfig) -> Limits:
+        """The same engine under another promise, until its state says what it makes of it."""
+        return replace(self, inter_token_latency_us=live.slo.inter_token_latency_us, chunk=live.scheduling)
 
     @property
     def pool_tokens(self) -> int:
@@ -210,15 +214,20 @@ class Ceiling:
     """
 
     def __init__(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
-        self._top = kv_ceiling_percent / 100
+        self._top = self.share = kv_ceiling_percent / 100
         self._limit_per_minute = preemptions_per_minute
-        self.share = self._top
         self._counter: tuple[str, int] | None = None
         self._events: deque[tuple[int, int]] = deque()
         self._window_from_us: int | None = None
         self._window_count = 0
         self._bad_until_us: int | None = None
         self._risen_us = 0
+
+    def configure(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
+        """Another top and another rate: what preemptions have taken away comes back at its usual pace."""
+        top = kv_ceiling_percent / 100
+        self.share = top if self.share >= self._top else min(self.share, top)
+        self._top, self._limit_per_minute = top, preemptions_per_minute
 
     def observe(self, boot_id: str, preemptions_total: int, now_us: int) -> None:
         """Take in the engine's counter; a new boot_id is a reset, never a negative count."""

@@ -203,25 +203,3 @@ class RecentMost:
     def most(self) -> int:
         """The largest; 0 before the first."""
         return max((number for _, number in self._slots), default=0)
-
-
-class Bias:
-    """Actual over predicted, never below 1: decayed sums, so that a tiny prediction weighs as little as it is."""
-
-    def __init__(self, most: float = 4.0, decay: float = 0.95) -> None:
-        self._most = most
-        self._decay = decay
-        self._actual_us = 0.0
-        self._predicted_us = 0.0
-
-    def learn(self, predicted_us: int, actual_us: int) -> None:
-        """Take in one first token."""
-        self._actual_us = self._actual_us * self._decay + actual_us
-        self._predicted_us = self._predicted_us * self._decay + predicted_us
-
-    @property
-    def factor(self) -> float:
-        """What to multiply a prediction by."""
-        if self._predicted_us <= 0:
-            return 1.0
-        return min(self._most, max(1.0, self._actual_us / self._predicted_us))

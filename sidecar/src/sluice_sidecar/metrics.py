@@ -140,7 +140,10 @@ class AdmissionCollector(Collector):
              -1.0 if age_us is None else age_us * _US),
             ("tokens_per_byte", "Learned upper estimate of prompt tokens per byte of text.",
              room.ratio.tokens_per_byte),
-            ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.", room.bias.factor),
+            ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.",
+             room.bias.factor(now_us)),
+            ("pace_bias_ratio", "Actual over predicted time between two tokens, never below 1.",
+             room.pace.factor(now_us)),
             ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
              -1.0 if room.residence.mean_us is None else room.residence.mean_us * _US),
         ]  # fmt: skip

@@ -13,9 +13,11 @@ from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import EngineState
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.estimate import TokenRatio
-from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, Progress
+from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, progress_of
 from sluice_sidecar.limits import Ceiling, Limits, growth, predicted_peak_blocks, predicted_ttft_us, prefill_share
-from sluice_sidecar.measure import Bias, RecentMost, Residence
+from sluice_sidecar.measure import RecentMost, Residence
+from sluice_sidecar.pessimism import Pessimism
+from sluice_sidecar.progress import Progress
 from sluice_sidecar.state import Freshness
 
 # What stale state costs: room for what the engine did since.
@@ -47,6 +49,8 @@ class Look:
     unbiased_ttft_us: int | None = None
     """From now, by the step times alone: what the bias is learned from."""
     promised_ttft_us: int | None = None
+    predicted_finish_us: int | None = None
+    """From now to the last token that is expected of it, what was learned included."""
     held: Held | None = None
     """What keeps it out; None when there is room."""
 
@@ -61,26 +65,39 @@ class Room:
         self.ledger = Ledger()
         self.ceiling = Ceiling(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
         self.ratio = TokenRatio()
-        self.bias = Bias()
+        self.bias = Pessimism(live.slo.time_to_first_token_us)
+        """Of the time to a first token."""
+        self.pace = Pessimism(live.slo.inter_token_latency_us)
+        """Of the time between two tokens."""
         self.residence = Residence()
         self.limits: Limits | None = None
         self._concurrency = RecentMost()
         self._state_us: int | None = None
         self._step_ends_us = 0
         self._predictions_us: dict[str, int] = {}
-        """Predicted time to first token by request id, before the bias."""
+        """Predicted time to first token by request id, before the bias, of those that wait for it."""
+
+    def configure(self, live: LiveConfig) -> None:
+        """Another promise or other ceilings; what was learned stays."""
+        self._live = live
+        self.ceiling.configure(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
+        self.bias.configure(live.slo.time_to_first_token_us)
+        self.pace.configure(live.slo.inter_token_latency_us)
+        if self.limits is not None:
+            self.limits = self.limits.under(live)
 
     # What happens.
 
     def observe(self, state: EngineState, as_of_us: int, now_us: int) -> None:
         """Take in the engine's state, true as of `as_of_us`."""
         self.limits = Limits.from_state(state, self._live) or self.limits
-        self._state_us = as_of_us
+        since_us, self._state_us = self._state_us, as_of_us
         in_step_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
         self._step_ends_us = as_of_us + in_step_us
         for entry in self.ledger.apply(state, now_us):
             if entry.cost.text_bytes:
                 self.ratio.learn(entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens)
+        self._learn(as_of_us if since_us is None else since_us, as_of_us, now_us)
         self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
         self._remember_concurrency(now_us)
 
@@ -96,13 +113,31 @@ class Room:
         """An admitted request's first token went out: learn how far the prediction was off."""
         predicted_us = self._predictions_us.pop(permit.entry.id, None)
         if predicted_us:
-            self.bias.learn(predicted_us, now_us - permit.entry.admitted_us)
+            self.bias.learn(predicted_us, now_us - permit.entry.admitted_us, now_us)
+
+    def missed(self, now_us: int) -> None:
+        """The engine refused what was let in: its queue is longer than was predicted."""
+        self.bias.miss(now_us)
 
     def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
         """A call has left: learn how long such a stay is."""
         self._predictions_us.pop(entry.id, None)
         if completed:
             self.residence.add(now_us - entry.admitted_us)
+
+    def _learn(self, since_us: int, as_of_us: int, now_us: int) -> None:
+        """How the engine got on between two states, and who waits for a first token longer than predicted."""
+        tokens, decodes = self.ledger.decoded
+        if decodes and self.limits is not None and since_us < as_of_us <= since_us + self._blind_after_us:
+            predicted_us = self.limits.decode_step_us(decodes) * tokens // decodes
+            self.pace.learn(predicted_us, as_of_us - since_us, now_us)
+        entries = self.ledger.entries
+        self.bias.suspect(
+            (predicted_us, now_us - entries[name].admitted_us)
+            for name, predicted_us in self._predictions_us.items()
+            # An answer that is not streamed shows its first token here alone.
+            if all(choice.seen and not choice.output_tokens for choice in entries[name].choices)
+        )
 
     # How far it can be trusted.
 
@@ -130,12 +165,16 @@ class Room:
             return max(1, int(self.limits.max_sequences * STALE_FACTOR))
         return max(1, self._concurrency.most // 2)
 
-    def ceiling_blocks(self, now_us: int) -> int:
-        """Blocks that the future peak may reach."""
+    def slots_for(self, percent: int, now_us: int) -> int:
+        """Choices that may run at once where a class may take so much of them: rounded up, at least one."""
+        return max(1, -(-self.sequences(now_us) * percent // 100))
+
+    def ceiling_blocks(self, now_us: int, percent: int = 100) -> int:
+        """Blocks that the future peak may reach, for a class that may take so much of them."""
         if self.limits is None:
             return 0
         share = self.ceiling.share * (1.0 if self.freshness(now_us) == "fresh" else STALE_FACTOR)
-        return int(self.limits.total_blocks * share)
+        return int(self.limits.total_blocks * share) * percent // 100
 
     # What is inside, and will be.
 
@@ -153,11 +192,11 @@ class Room:
             return 0
         choices = self._inside(now_us)
         if cost is not None:
-            choices += [Progress(choice.prompt_tokens, choice.max_tokens) for choice in cost.choices]
+            choices += [progress_of(choice) for choice in cost.choices]
         prefilling = sum(choice.prefilling for choice in choices)
         share = prefill_share(limits, len(choices) - prefilling, prefilling)
         return predicted_peak_blocks(
-            (growth(c.known_tokens, c.remaining_tokens, c.prompt_tokens + c.max_tokens, share) for c in choices),
+            (growth(c.known_tokens, c.remaining_tokens, c.prompt_tokens + c.expected_tokens, share) for c in choices),
             limits.block_tokens,
         )
 
@@ -166,7 +205,7 @@ class Room:
         inside = self._inside(now_us)
         queue = [choice for choice in inside if choice.prefilling]
         parts = [(choice.computed_tokens, choice.remaining_tokens) for choice in queue]
-        parts += [(0, choice.prompt_tokens) for choice in cost.choices]
+        parts += [(choice.cached_tokens, choice.prompt_tokens - choice.cached_tokens) for choice in cost.choices]
         return predicted_ttft_us(
             limits,
             queue_tokens=sum(choice.remaining_tokens for choice in queue),
@@ -190,10 +229,11 @@ class Room:
 
     # Whether one more fits, cheap tests first.
 
-    def look(self, cost: Cost, now_us: int, waited_us: int) -> Look:
+    def look(self, cost: Cost, now_us: int, waited_us: int, *, ceiling_percent: int = 100) -> Look:
         """Whether a call has room now, and what was seen. An idle engine takes any one that fits at all.
 
-        `waited_us` of the promise of a first token have gone by already.
+        `waited_us` of the promise of a first token have gone by already. `ceiling_percent` is what its class may take
+        of the slots and of the ceiling.
         """
         limits = self.limits
         assert limits is not None, "an engine is available only once it has told its limits"
@@ -202,12 +242,12 @@ class Room:
         if not inside:
             self._predict(look, limits, cost, now_us)
             return look
-        look.sequences = self.sequences(now_us)
+        look.sequences = self.slots_for(ceiling_percent, now_us)
         if (excess := len(inside) + len(cost.choices) - look.sequences) > 0:
             wait_us = self.time_for(excess, len(inside), now_us)
             look.held = Held(Reason.SLOTS, f"{len(inside)} of {look.sequences} slots are taken", wait_us)
             return look
-        ceiling = look.ceiling_blocks = self.ceiling_blocks(now_us)
+        ceiling = look.ceiling_blocks = self.ceiling_blocks(now_us, ceiling_percent)
         peak = look.peak_blocks = self.peak_blocks(now_us, cost)
         if peak > ceiling:
             wait_us = self.time_for(peak - ceiling, self.ledger_blocks(), now_us)
@@ -229,15 +269,18 @@ class Room:
     def _predict(self, look: Look, limits: Limits, cost: Cost, now_us: int) -> tuple[int, int]:
         """Time to the first token, the bias included, and the promise; noted in `look`."""
         look.unbiased_ttft_us = self.predicted_ttft_us(limits, cost, now_us)
-        predicted_us = int(look.unbiased_ttft_us * self.bias.factor)
+        predicted_us = int(look.unbiased_ttft_us * self.bias.factor(now_us))
         promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
         look.predicted_ttft_us, look.promised_ttft_us = predicted_us, promise_us
+        gaps = max(choice.output_tokens for choice in cost.choices) - 1
+        gap_us = limits.decode_step_us(look.inside + len(cost.choices)) * self.pace.factor(now_us)
+        look.predicted_finish_us = predicted_us + int(gaps * gap_us)
         return predicted_us, promise_us
 
     def slack_us(self, cost: Cost, now_us: int) -> int:
         """What the promise of a first token leaves to wait; negative when nothing."""
         assert self.limits is not None, "asked only where something was held"
-        predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.bias.factor)
+        predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.bias.factor(now_us))
         return self._live.slo.ttft_promise_us(cost.longest_prompt_tokens) - predicted_us
 
     def _inside(self, now_us: int) -> list[Progress]:

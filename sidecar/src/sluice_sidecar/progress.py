@@ -1,0 +1,82 @@
+"""One choice of a call as far as the gate knows it: what it holds, what is left to compute, what is still expected.
+
+Owns how one choice is corrected by what the engine says of it. Must not know entries, permits or the engine's document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_engine.core.state import FinishedState, RequestState
+
+
+@dataclass(slots=True)
+class Progress:
+    """One choice as far as the gate knows it."""
+
+    prompt_tokens: int
+    max_tokens: int
+    expected_tokens: int
+    """Output to reckon with, at most `max_tokens`."""
+    computed_tokens: int = 0
+    """Until the engine has begun with it: what it is credited with having computed for others."""
+    output_tokens: int = 0
+    settled_tokens: int = 0
+    """Of the output, what was known when a state was last taken in."""
+    cached_tokens: int = 0
+    prefix_key: bytes = b""
+    """Choices of equal keys share the blocks of their first `cached_tokens`."""
+    seen: bool = False
+    """The engine has listed it."""
+    gone: bool = False
+    """The engine holds nothing for it any more; its stream may still be on its way."""
+
+    @property
+    def known_tokens(self) -> int:
+        """Its whole known input: what it holds once prefilled."""
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Tokens to compute before its next token: 1 while it decodes."""
+        left = self.prompt_tokens + self.output_tokens - self.computed_tokens
+        return left if left > 1 else 1  # noqa: FURB136  # asked of every request inside, at every decision
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether more than the next decode is left to compute."""
+        return self.prompt_tokens + self.output_tokens - self.computed_tokens > 1
+
+    def settle(self) -> int | None:
+        """Tokens that came since this was last asked; None of one that did not decode all the time."""
+        new, was_decoding = self.output_tokens - self.settled_tokens, self.settled_tokens > 0
+        self.settled_tokens = self.output_tokens
+        return new if was_decoding and not self.prefilling else None
+
+    def count_token(self) -> None:
+        """One more token came out of it."""
+        self.output_tokens += 1
+        self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
+
+    def correct(self, state: RequestState) -> bool:
+        """Take over what the engine says; whether it got on since."""
+        computed_tokens = state.computed_tokens
+        if state.status == "running" or state.preemptions:
+            self.cached_tokens = state.cached_tokens
+        else:
+            # What it will find computed is known once it enters: until then the credit stands.
+            self.cached_tokens = min(self.cached_tokens, state.prompt_tokens - 1)
+            computed_tokens = max(computed_tokens, self.cached_tokens)
+        moved = (self.computed_tokens, self.output_tokens) != (computed_tokens, state.output_tokens)
+        self.prompt_tokens = state.prompt_tokens
+        self.max_tokens = state.max_tokens
+        self.expected_tokens = min(self.expected_tokens, state.max_tokens)
+        self.computed_tokens = computed_tokens
+        self.output_tokens = state.output_tokens
+        self.seen, self.gone = True, False
+        return moved
+
+    def ended(self, state: FinishedState) -> None:
+        """The engine has ended it."""
+        self.prompt_tokens, self.output_tokens = state.prompt_tokens, state.output_tokens
+        self.seen = self.gone = True
