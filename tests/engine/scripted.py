@@ -161,8 +161,11 @@ def make_loop(scheduler: Scheduler, script: Script = position_token) -> EngineLo
     return EngineLoop(scheduler, ScriptedRunner(scheduler.pool.block_tokens, script), lambda: next(ticks))
 
 
-def check_invariants(scheduler: Scheduler) -> None:
-    """Every block in exactly one place, every slot with one owner, every request in one state."""
+def check_invariants(scheduler: Scheduler, max_running: int | None = None) -> None:
+    """Every block in exactly one place, every slot with one owner, every request in one state.
+
+    `max_running`: where the limit has come down below those that run already.
+    """
     pool = scheduler.pool
     tables = [request.blocks for request in scheduler.running]
     assert all(len(set(table)) == len(table) for table in tables)
@@ -173,7 +176,7 @@ def check_invariants(scheduler: Scheduler) -> None:
     assert everything == list(range(pool.num_blocks)), "a block is lost, or in two places"
     slots = [request.slot for request in scheduler.running]
     assert len(set(slots)) == len(slots)
-    assert len(scheduler.running) <= scheduler.limits.max_sequences
+    assert len(scheduler.running) <= (scheduler.limits.max_sequences if max_running is None else max_running)
     assert len(scheduler.running) + len(scheduler.waiting) == len(scheduler.requests)
     for request in scheduler.running:
         assert blocks_for(request.num_computed, scheduler.pool.block_tokens) <= len(request.blocks)

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.scripted import SampledToken, ScriptedRunner, make_limits
 from engine.tiny_model import EOS, tiny_tokenizer
+from sluice_engine.config import LiveConfig, SLOConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.emissions import Emissions
@@ -35,6 +36,7 @@ from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
+from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity
 from sluice_engine.metrics import register
 from sluice_engine.publication import LoadedEngine
@@ -152,7 +154,7 @@ def make_loaded(
     )
     return LoadedEngine(
         loop=EngineLoop(scheduler, runner, clock),
-        tuning=Tuning(scheduler, told, lambda _percent: told),
+        tuning=Tuning(scheduler, LIVE, told, lambda _live, _percent: told),
         tokenizer=TOKENIZER,
         vocab_size=TOKENIZER.vocab_size,
         keep=lambda: None,
@@ -161,6 +163,8 @@ def make_loaded(
 
 
 IDENTITY = Identity(boot_id="boot", served_name="tiny", engine_config_hash="e", live_config_hash="l")
+LIVE = LiveConfig(slo=SLOConfig(time_to_first_token_us=2_000_000, inter_token_latency_us=150_000))
+LIVE_FILE = LiveFile("/nowhere/live.json")
 
 
 @asynccontextmanager
@@ -172,12 +176,12 @@ async def served(
     loaded = make_loaded(runner, **options)
     service = EngineService(load or (lambda _progress: loaded), clock)
     registry = CollectorRegistry()
-    register(registry, service, IDENTITY, "1.2.3")
+    register(registry, service, IDENTITY, "1.2.3", LIVE_FILE)
     ids = itertools.count()
     sources = Sources(
         wall_clock_s=lambda: 1_700_000_000, draw_seed=lambda: 42, new_request_id=lambda: f"req-{next(ids)}"
     )
-    app = EngineServer(service, IDENTITY, registry, sources).app()
+    app = EngineServer(service, IDENTITY, registry, sources, LIVE_FILE).app()
     web_runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5)
     await web_runner.setup()
     site = web.TCPSite(web_runner, "127.0.0.1", 0)

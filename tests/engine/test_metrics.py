@@ -6,7 +6,7 @@ from pathlib import Path
 from aiohttp import ClientSession
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.serving import IDENTITY, HeldRunner, Served, clock, make_loaded, served
+from engine.serving import IDENTITY, LIVE_FILE, HeldRunner, Served, clock, make_loaded, served
 from sluice_engine.counters import Counters, Histogram
 from sluice_engine.metrics import EngineCollector
 from sluice_engine.service import EngineService
@@ -68,7 +68,7 @@ async def test_the_page_says_what_requests_shared_and_what_the_host_holds() -> N
 
 async def test_before_the_model_is_loaded_there_is_no_pool_to_report() -> None:
     service = EngineService(lambda _progress: make_loaded(HeldRunner()), clock)
-    names = {metric.name for metric in EngineCollector(service, IDENTITY, "1").collect()}
+    names = {metric.name for metric in EngineCollector(service, IDENTITY, "1", LIVE_FILE).collect()}
 
     assert "sluice_engine_phase" in names
     assert "sluice_engine_loading_bytes" in names

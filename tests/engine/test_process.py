@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -250,3 +250,52 @@ def test_everything_but_the_start_imports_without_torch() -> None:
     code = f"import sys\nfor name in {modules}: __import__('sluice_engine.' + name)\nassert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+async def test_a_changed_promise_is_obeyed_under_a_running_stream_and_a_bad_one_is_refused(
+    folder: Path, model: Path
+) -> None:
+    async def state(http: ClientSession) -> dict[str, Any]:
+        async with http.get("/state") as response:
+            found: dict[str, Any] = await response.json()
+            return found
+
+    async def until(http: ClientSession, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while not holds(found := await state(http)):  # noqa: ASYNC110  # another process
+                await asyncio.sleep(0.05)
+        return found
+
+    def swap(content: str) -> None:
+        (folder / "next").write_text(content)
+        (folder / "next").replace(folder / "live.json")
+
+    async def stream_on(http: ClientSession) -> None:
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
+        while not over.is_set():
+            async with http.post("/v1/chat/completions", json=chat) as response:
+                ended.append((await response.content.read()).decode())
+
+    ended: list[str] = []
+    over = asyncio.Event()
+    async with running(folder, model) as (_, http), asyncio.TaskGroup() as streams:
+        streams.create_task(stream_on(http))
+        before = await state(http)
+        swap(json.dumps({**LIVE, "scheduling": {"prefill_chunk_tokens": 16}}))
+        after = await until(http, lambda now: now["live_config_hash"] != before["live_config_hash"])
+        swap('{"slo": {}}')
+        bad = await until(http, lambda now: bool(now["live_config_refused"]))
+        async with http.get("/metrics") as response:
+            page = await response.text()
+        over.set()
+
+    assert before["derived"]["chunk_ceiling_tokens"] != 16
+    assert after["derived"]["chunk_ceiling_tokens"] == bad["derived"]["chunk_ceiling_tokens"] == 16
+    assert "slo.time_to_first_token_us: is missing" in bad["live_config_refused"]
+    assert bad["live_config_hash"] == after["live_config_hash"]
+    assert bad["boot_id"] == before["boot_id"]
+    assert ended
+    assert all('"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n") for text in ended)
+    for result in ("applied", "refused"):
+        assert f'sluice_engine_live_config_changes_total{{result="{result}"}} 1.0' in page

@@ -27,6 +27,7 @@ from sluice_engine.codec import digest, from_json
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, SocketUnavailable
+from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity
 from sluice_engine.logs import log_to_stderr
 from sluice_engine.metrics import register
@@ -67,13 +68,13 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         config = from_json(EngineConfig, _read(options.config), options.config.name)
-        live_path = Path(config.live_path)
-        live = from_json(LiveConfig, _read(live_path), live_path.name)
+        live_file = LiveFile(config.live_path)
+        live = live_file.load()
     except InvalidConfig as error:
         print(f"InvalidConfig: {error}", file=sys.stderr)  # noqa: T201  # the last words, for a person
         return 2
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        failure = runner.run(_serve(config, live))
+        failure = runner.run(_serve(config, live, live_file))
     if failure is None:
         return 0
     code, message = failure
@@ -101,7 +102,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop  # type: ignore[no-any-return]  # the stubs are skipped
 
 
-async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | None:
+async def _serve(config: EngineConfig, live: LiveConfig, live_file: LiveFile) -> tuple[str, str] | None:
     """Serve until a signal or a failure; the failure's code and sentence."""
     path = Path(config.socket_path)
     try:
@@ -116,7 +117,7 @@ async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | No
     )
     service = _service(config, live)
     registry = CollectorRegistry()
-    register(registry, service, identity, version("sluice-engine"))
+    register(registry, service, identity, version("sluice-engine"), live_file)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     sources = Sources(
@@ -124,7 +125,7 @@ async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | No
         draw_seed=lambda: secrets.randbits(63),
         new_request_id=lambda: f"req-{secrets.token_hex(16)}",
     )
-    app = EngineServer(service, identity, registry, sources).app()
+    app = EngineServer(service, identity, registry, sources, live_file).app()
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -142,11 +143,15 @@ async def _serve(config: EngineConfig, live: LiveConfig) -> tuple[str, str] | No
         return "SocketUnavailable", f"{path}: {error.strerror}"
     log.info("engine starting", extra={"socket": str(path), "model": identity.served_name, "boot_id": identity.boot_id})
     service.start()
-    keeping = asyncio.ensure_future(_keep_now_and_then(service))
+    beside = [
+        asyncio.ensure_future(_keep_now_and_then(service)),
+        asyncio.ensure_future(live_file.follow(service.configure)),
+    ]
     await _signal_or_end(service)
     failure = service.failure
     service.close()
-    keeping.cancel()
+    for task in beside:
+        task.cancel()
     await runner.cleanup()
     _remove(path)
     if service.thread_alive():

@@ -2,7 +2,7 @@
 
 Both are frozen dataclasses that the operator fills and the programs read, so the type checker sees both ends. Program
 defaults live here; defaults for users live in the CRD only. Durations are integer microseconds, sizes are bytes.
-Both files are read once at start: a changed `live.json` rolls the pods.
+`engine.json` is read once, at start; `live.json` whenever it changes (`live_file`).
 """
 
 from __future__ import annotations

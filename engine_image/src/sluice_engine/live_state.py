@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_engine.codec import digest, encode
+from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import SCHEMA_VERSION, EngineState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.service import EngineService
@@ -20,10 +21,11 @@ class Identity:
     served_name: str
     engine_config_hash: str
     live_config_hash: str
+    """Of the `live.json` that it was started with."""
 
 
-def engine_state(service: EngineService, identity: Identity) -> EngineState:
-    """The whole document, as of now."""
+def engine_state(service: EngineService, identity: Identity, live_config_refused: str = "") -> EngineState:
+    """The whole document, as of now. `live_config_refused`: why the `live.json` that lies there is not in force."""
     engine, published = service.engine, service.publication
     told = engine.tuning.current if engine is not None else None
     table = engine.tuning.table if engine is not None else None
@@ -52,7 +54,8 @@ def engine_state(service: EngineService, identity: Identity) -> EngineState:
         decode_curve_us=told.decode_curve_us if told is not None else (),
         table_digest=_digest(table) if table is not None else "",
         engine_config_hash=identity.engine_config_hash,
-        live_config_hash=identity.live_config_hash,
+        live_config_hash=_live_hash(engine.tuning.live) if engine is not None else identity.live_config_hash,
+        live_config_refused=live_config_refused,
         loading=service.progress,
         requests=published.requests if published is not None else (),
         finished=published.finished if published is not None else (),
@@ -78,3 +81,8 @@ def step_table(service: EngineService) -> dict[str, Any] | None:
 @functools.lru_cache(maxsize=2)
 def _digest(table: StepTable) -> str:
     return digest(table)
+
+
+@functools.lru_cache(maxsize=2)
+def _live_hash(live: LiveConfig) -> str:
+    return digest(live)

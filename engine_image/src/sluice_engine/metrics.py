@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
 from sluice_engine.counters import CountersCopy, HistogramCopy
+from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity
 from sluice_engine.publication import LoadedEngine, Publication
 from sluice_engine.service import EngineService
@@ -29,10 +30,11 @@ PHASES = ("loading", "ready", "draining", "failed")
 class EngineCollector(Collector):
     """The engine's series. Absent is a value: before the model is loaded there is no pool to report."""
 
-    def __init__(self, service: EngineService, identity: Identity, version: str) -> None:
+    def __init__(self, service: EngineService, identity: Identity, version: str, live_file: LiveFile) -> None:
         self._service = service
         self._identity = identity
         self._version = version
+        self._live_file = live_file
 
     def collect(self) -> Iterator[Metric]:
         """All series, from one published copy."""
@@ -46,6 +48,7 @@ class EngineCollector(Collector):
         yield _gauge("hung", "1 while a step has outlived max(10 s, 20 x predicted).", float(service.hung()))
         yield _gauge("step_running_seconds", "How long the step in flight has run.", service.step_running_us() / 1e6)
         yield from _loading(service.progress)
+        yield _live_changes(self._live_file)
         if service.engine is not None:
             yield from _limits(service.engine)
         if service.publication is not None:
@@ -56,14 +59,24 @@ class EngineCollector(Collector):
             yield from _counted(service.publication.counters)
 
 
-def register(registry: CollectorRegistry, service: EngineService, identity: Identity, version: str) -> None:
+def register(
+    registry: CollectorRegistry, service: EngineService, identity: Identity, version: str, live_file: LiveFile
+) -> None:
     """Add the engine's series to a registry."""
-    registry.register(EngineCollector(service, identity, version))
+    registry.register(EngineCollector(service, identity, version, live_file))
 
 
 def _loading(progress: LoadingProgress) -> Iterator[Metric]:
     yield _gauge("loading_bytes", "Bytes of weights loaded so far.", progress.bytes_done)
     yield _gauge("loading_total_bytes", "Bytes of weights to load.", progress.bytes_total)
+
+
+def _live_changes(file: LiveFile) -> Metric:
+    text = "Changes of live.json while the engine ran, by what became of them (applied, refused)."
+    changes = CounterMetricFamily("sluice_engine_live_config_changes", text, labels=["result"])
+    changes.add_metric(["applied"], file.applied_total)
+    changes.add_metric(["refused"], file.refused_total)
+    return changes
 
 
 def _limits(engine: LoadedEngine) -> Iterator[Metric]:

@@ -34,6 +34,7 @@ from sluice_engine.errors import (
     RequestError,
 )
 from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, completion_prompts, requests_of
+from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity, engine_state, step_table
 from sluice_engine.protocol.body import parse_object
 from sluice_engine.protocol.chat import ChatReply, parse_chat, parse_messages
@@ -78,11 +79,13 @@ class EngineServer:
         identity: Identity,
         registry: CollectorRegistry,
         sources: Sources,
+        live_file: LiveFile,
     ) -> None:
         self._service = service
         self._identity = identity
         self._registry = registry
         self._sources = sources
+        self._live_file = live_file
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._created_s = sources.wall_clock_s()
 
@@ -255,7 +258,7 @@ class EngineServer:
 
     async def state(self, _http: web.Request) -> web.StreamResponse:
         """`/state`: `EngineState`, also while a step or the start runs."""
-        return _json(encode(engine_state(self._service, self._identity)))
+        return _json(encode(engine_state(self._service, self._identity, self._live_file.problem)))
 
     async def step_table(self, _: web.Request) -> web.StreamResponse:
         """`/step-table`: what steps cost here, as learned by now."""

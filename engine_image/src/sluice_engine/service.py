@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVarTuple
 
 from sluice_engine.call_stream import CallStream
+from sluice_engine.config import LiveConfig
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import RunnerFailed
 from sluice_engine.core.request import Outcome, Request
@@ -120,6 +121,10 @@ class EngineService:
         """End a request; nothing when it has ended already. Its blocks are free after the step in flight."""
         self._streams.pop(request_id, None)
         self._command(lambda engine: engine.loop.abort(request_id, outcome))
+
+    def configure(self, live: LiveConfig) -> None:
+        """Have another `live.json` obeyed after the step in flight; after its start, by an engine that is loading."""
+        self._command(lambda engine: self._configure(engine, live))
 
     def held_choices(self) -> int:
         """Requests whose callers are still being served."""
@@ -251,6 +256,13 @@ class EngineService:
                     engine.loop.abort(queued.id)
                 self._tell(self._refused, requests, problem)
                 break
+        return Emissions()
+
+    def _configure(self, engine: LoadedEngine, live: LiveConfig) -> Emissions:
+        engine.tuning.configure(live)
+        derived = engine.tuning.current.derived
+        if not derived.feasible:
+            log.warning("promise infeasible", extra={"reason": derived.reason})
         return Emissions()
 
     def _hand_over(self, emissions: Emissions) -> None:

@@ -48,10 +48,10 @@ def assemble(
     if isinstance(times, StepTable):
         times = RefinedTable(times, live.slo.target_percent, live.slo.inter_token_latency_us)
 
-    def derive(promise_percent: int) -> Derivation:
+    def derive(live: LiveConfig, promise_percent: int) -> Derivation:
         return derivation_of(config, live, times, capacity, promise_percent=promise_percent)
 
-    current = derive(100)
+    current = derive(live, 100)
     pool = BlockPool(capacity.num_blocks, capacity.block_tokens)
     scheduler = Scheduler(
         current.limits,
@@ -65,7 +65,7 @@ def assemble(
         depth=_overlap_depth(config),
         strict=False,
     )
-    return Assembled(scheduler=scheduler, tuning=Tuning(scheduler, current, derive))
+    return Assembled(scheduler=scheduler, tuning=Tuning(scheduler, live, current, derive))
 
 
 def _overlap_depth(config: EngineConfig) -> int:

@@ -63,6 +63,13 @@ class RefinedTable:
         """Cost at the promise's target percentile, as known by now."""
         return self.table.bound_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
 
+    def aim(self, target_percent: float, promise_us: int) -> None:
+        """Serve another promise: what was learned of step times stays, and their tail is that of its percentile."""
+        self._target = target_percent / 100
+        self._near_us = NEAR_PROMISE * promise_us
+        self.table = replace(self.table, tail_ratio=self._tail_ratio())
+        self.revision += 1
+
     def observe(
         self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int, real_us: int
     ) -> None:

@@ -29,7 +29,7 @@ from sluice_engine.core.entry import Entry
 from sluice_engine.core.fit import unfit_reason
 from sluice_engine.core.ladder import Ladder
 from sluice_engine.core.needs import never_fitting
-from sluice_engine.core.order.policy import Policies, meter_for, order_for
+from sluice_engine.core.order.policy import Policies, meter_for, order_for, reorder
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.plan import DrainReason, IdleReason, StepPlan, StepResult
 from sluice_engine.core.preemption import rank_for
@@ -95,7 +95,11 @@ class Scheduler:
         """Impossible states that were contained; each is a defect of ours."""
         self.faults: deque[str] = deque(maxlen=64)
         """What they were, for the log of whoever runs this; the reader empties it."""
-        service = self._service()
+        self._service = service = Service(
+            lambda decodes, prefill: self.times.predict_us(decodes, prefill, 0),
+            _alone_tokens(limits),
+            cached_tokens=lambda request: self.prefix.match(request).num_tokens,
+        )
         self.waiting = order_for(self.policies, service)
         self.rows = Rows(num_slots if num_slots is not None else limits.max_sequences)
         self.window = Window()
@@ -123,16 +127,15 @@ class Scheduler:
             self.rows, self.window, pool, self.prefix, self.suspension, self.end, self._note_fault
         )
 
-    def _service(self) -> Service:
-        """What a request still costs, for orders and expiry."""
-        per_step = self.limits.prefill_budget(0, 0)
-        if self.limits.max_prefill_tokens_per_request is not None:
-            per_step = min(per_step, self.limits.max_prefill_tokens_per_request)
-        return Service(
-            lambda decodes, prefill: self.times.predict_us(decodes, prefill, 0),
-            max(1, per_step),
-            cached_tokens=lambda request: self.prefix.match(request).num_tokens,
-        )
+    def configure(self, limits: StepLimits, policies: Policies) -> None:
+        """Go by other limits, and by other numbers of the same policies, from the next step on.
+
+        Whoever runs goes on, also where fewer may now: entry waits until enough have left. Whoever waits takes the
+        place that the new numbers give it.
+        """
+        self.limits, self.policies = limits, policies
+        self._service.prefill_step_tokens = _alone_tokens(limits)
+        reorder(self.waiting, policies, self._service)
 
     @property
     def running(self) -> list[Request]:
@@ -327,3 +330,11 @@ class Scheduler:
             raise error
         self.faults_total += 1
         self.faults.append(f"request {request.id}: {type(error).__name__}: {error}")
+
+
+def _alone_tokens(limits: StepLimits) -> int:
+    """Most prefill that one request gets in a step when nothing else runs."""
+    per_step = limits.prefill_budget(0, 0)
+    if limits.max_prefill_tokens_per_request is not None:
+        per_step = min(per_step, limits.max_prefill_tokens_per_request)
+    return max(1, per_step)

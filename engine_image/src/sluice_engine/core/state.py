@@ -186,6 +186,9 @@ class EngineState:
     table_digest: str = ""
     engine_config_hash: str = ""
     live_config_hash: str = ""
+    """Of the `live.json` that the scheduler obeys."""
+    live_config_refused: str = ""
+    """Why the one that lies there now is not obeyed; empty where it is."""
     loading: LoadingProgress | None = None
     requests: tuple[RequestState, ...] = ()
     finished: tuple[FinishedState, ...] = ()

@@ -1,14 +1,16 @@
-"""Keeps an engine's limits true while its step times are learned.
+"""Keeps an engine's limits true while its step times are learned, and while its promise changes.
 
 Owns the current derivation. Steps are told to it as they settle; every few hundred of them the limits are derived again
 and the scheduler obeys them from its next step on. It counts steps, not time, so that the same steps give the same
 limits wherever they are run again. Feasibility has a margin either way: a promise at the edge does not come and go.
+Another `live.json` is obeyed likewise: from the next step on, by the requests that run and those that wait.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sluice_engine.config import LiveConfig
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.refine import RefinedTable
@@ -28,12 +30,15 @@ class Tuning:
     def __init__(
         self,
         scheduler: Scheduler,
+        live: LiveConfig,
         current: Derivation,
-        again: Callable[[int], Derivation],
+        again: Callable[[LiveConfig, int], Derivation],
     ) -> None:
-        """`again(percent)`: derive by the scheduler's step times as they are then, for that share of the promise."""
+        """`again(live, percent)`: derive by the step times as they are then, for that share of the promise."""
+        self.live = live
+        """What is obeyed. Frozen, and replaced as a whole: other threads may read it."""
         self.current = current
-        """Frozen, and replaced as a whole: other threads may read it."""
+        """What follows from it; likewise."""
         self._scheduler = scheduler
         self._again = again
         self._revision = scheduler.times.revision
@@ -55,6 +60,16 @@ class Tuning:
         times = self._scheduler.times
         return times.learned_steps_total if isinstance(times, RefinedTable) else 0
 
+    def configure(self, live: LiveConfig) -> None:
+        """Obey another `live.json` from the next step on; only between two steps, by the thread that owns them."""
+        times = self._scheduler.times
+        if isinstance(times, RefinedTable):
+            times.aim(live.slo.target_percent, live.slo.inter_token_latency_us)
+            self._revision = times.revision
+        current = self._again(live, 100)
+        self._scheduler.configure(current.limits, self._scheduler.policies.under(live))
+        self.live, self.current = live, current
+
     def settled(self, plan: StepPlan, real_us: int) -> None:
         """A step has run."""
         times = self._scheduler.times
@@ -66,9 +81,10 @@ class Tuning:
             self._refresh()
 
     def _refresh(self) -> None:
-        new = self._again(100)
+        new = self._again(self.live, 100)
         was, now = self.current.derived.feasible, new.derived.feasible
-        if was != now and self._again(LEFT_PERCENT if was else REACHED_PERCENT).derived.feasible is was:
+        margin = LEFT_PERCENT if was else REACHED_PERCENT
+        if was != now and self._again(self.live, margin).derived.feasible is was:
             return
         self.current = new
         self._scheduler.limits = new.limits

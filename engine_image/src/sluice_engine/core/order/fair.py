@@ -164,6 +164,22 @@ class WeightedFair:
                 booking.left -= covered
             account.add(used - covered)
 
+    def configure(self, key: Key, weights: Mapping[str, int]) -> None:
+        """Other weights from now on: what was used stays used, what is booked is booked at the new ones."""
+        self._key, self._weights = key, dict(weights)
+        outstanding: dict[str, int] = {}
+        for request, booking in self._bookings.items():
+            outstanding[request.tenant] = outstanding.get(request.tenant, 0) + booking.left
+        for account in self._accounts.values():
+            account.lane = account.lane.keyed(key)
+            booked, weight = outstanding.get(account.name, 0), self._weights.get(account.name, 1)
+            if weight != account.weight:
+                account.add(-booked)
+                account.weight = weight
+                account.add(booked)
+            if len(account.lane):
+                self._enqueue(account)
+
     def service(self, tenant: str) -> int:
         """Virtual service of a tenant in millionths of the unit over its weight: for tests and for people."""
         account = self._accounts.get(tenant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sluice_engine.core.order.lane import Key, Lane
 from sluice_engine.core.order.service import Service
@@ -55,6 +55,11 @@ class KeyedOrder:
         self, request: Request, *, tokens: int = 0, device_us: int = 0, block_us: int = 0, starts: int = 0
     ) -> None:
         """Nothing: no key depends on what was used."""
+
+    def configure(self, key: Key, weights: Mapping[str, int]) -> None:
+        """Sort by another key."""
+        del weights
+        self._by_key = self._by_key.keyed(key)
 
 
 def first_come(request: Request) -> int:

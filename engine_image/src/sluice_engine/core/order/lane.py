@@ -48,6 +48,13 @@ class Lane:
             self._heap = [entry for entry in self._heap if self._waits(entry)]
             heapq.heapify(self._heap)
 
+    def keyed(self, key: Key) -> Lane:
+        """A lane of the same requests, by another key."""
+        lane = Lane(key)
+        for request in self._tickets:
+            lane.push(request)
+        return lane
+
     def in_order(self) -> Iterator[Request]:
         """One pass over the waiting requests, least key first. It may be left at any point; a new one starts anew.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sluice_engine.config import EngineConfig, FairnessUnit, LiveConfig, Policy, Resume, VictimPolicy
 from sluice_engine.core.order.fair import WeightedFair
@@ -15,6 +15,7 @@ from sluice_engine.core.order.keyed import (
     priority,
     shortest_job,
 )
+from sluice_engine.core.order.lane import Key
 from sluice_engine.core.order.meter import Meter
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.waiting import Order, Waiting
@@ -41,12 +42,18 @@ class Policies:
         scheduling = config.scheduling
         return cls(
             order=scheduling.policy,
-            aging_interval_us=live.scheduling.aging_interval_us,
             fairness_unit=scheduling.fairness_unit or "Tokens",
-            weights={tenant.name: tenant.weight for tenant in live.admission.tenants},
             victim=scheduling.victim,
             resume=scheduling.resume,
             max_preemptions_per_request=scheduling.max_preemptions_per_request,
+        ).under(live)
+
+    def under(self, live: LiveConfig) -> Policies:
+        """The same policies with the numbers that `live.json` has for them."""
+        return replace(
+            self,
+            aging_interval_us=live.scheduling.aging_interval_us,
+            weights={tenant.name: tenant.weight for tenant in live.admission.tenants},
         )
 
 
@@ -61,16 +68,26 @@ def meter_for(policies: Policies, waiting: Waiting) -> Meter | None:
     return Meter(waiting) if shares_use else None
 
 
+def reorder(waiting: Waiting, policies: Policies, service: Service) -> None:
+    """Sort what waits by the numbers that these policies have now; the order itself is the one it was made with."""
+    waiting.configure(_key(policies, service), policies.weights)
+
+
 def _order(policies: Policies, service: Service) -> Order:
+    key = _key(policies, service)
+    if policies.order == "WeightedFair":
+        return WeightedFair(policies.fairness_unit, key, policies.weights)
+    guarded = policies.order in {"ShortestJobFirst", "EarliestDeadline"}
+    return KeyedOrder(key, guard_us=policies.guard_us if guarded else None)
+
+
+def _key(policies: Policies, service: Service) -> Key:
     match policies.order:
         case "FirstComeFirstServed":
-            return KeyedOrder(first_come)
+            return first_come
         case "ShortestJobFirst":
-            return KeyedOrder(shortest_job(service), guard_us=policies.guard_us)
-        case "Priority":
-            return KeyedOrder(priority(policies.aging_interval_us))
+            return shortest_job(service)
         case "EarliestDeadline":
-            return KeyedOrder(earliest_deadline(service), guard_us=policies.guard_us)
-        case "WeightedFair":
-            # Classes keep their order inside a tenant's own share.
-            return WeightedFair(policies.fairness_unit, priority(policies.aging_interval_us), policies.weights)
+            return earliest_deadline(service)
+        case "Priority" | "WeightedFair":  # classes keep their order inside a tenant's own share
+            return priority(policies.aging_interval_us)

@@ -28,14 +28,14 @@ class Service:
         `cached_tokens`: tokens of the request whose KV would be found in the prefix cache now.
         """
         assert prefill_step_tokens >= 1, "a step that takes no prefill never ends one"
+        self.prefill_step_tokens = prefill_step_tokens
         self._step_us = step_us
-        self._prefill_step_tokens = prefill_step_tokens
         self._cached_tokens = cached_tokens
 
     def prefill_us(self, num_tokens: int) -> int:
         """The least time for computing this many tokens: full steps, then the rest."""
-        full, rest = divmod(num_tokens, self._prefill_step_tokens)
-        total = full * self._step_us(0, self._prefill_step_tokens) if full else 0
+        full, rest = divmod(num_tokens, self.prefill_step_tokens)
+        total = full * self._step_us(0, self.prefill_step_tokens) if full else 0
         return total + (self._step_us(0, rest) if rest else 0)
 
     def work_us(self, request: Request) -> int:

@@ -6,9 +6,10 @@ by the last moment at which a request can start and still meet its deadlines, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
+from sluice_engine.core.order.lane import Key
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.timers import Timers
 from sluice_engine.core.request import Request
@@ -33,6 +34,10 @@ class Order(Protocol):
         self, request: Request, *, tokens: int = 0, device_us: int = 0, block_us: int = 0, starts: int = 0
     ) -> None:
         """What a request has used since the last charge; only fair shares listen."""
+        ...
+
+    def configure(self, key: Key, weights: Mapping[str, int]) -> None:
+        """Sort those that wait, and those to come, by another key and other weights of tenants."""
         ...
 
 
@@ -79,6 +84,14 @@ class Waiting:
     def candidates(self, now_us: int) -> Iterator[Request]:
         """One lazy pass in order. The caller removes what enters, and stops when it has looked far enough."""
         return self._order.candidates(now_us)
+
+    def configure(self, key: Key, weights: Mapping[str, int]) -> None:
+        """Other numbers of the same policy, or another price of what is left to do: all is sorted again."""
+        self._order.configure(key, weights)
+        for request in self._tokens:
+            latest = self._service.latest_start_us(request)
+            if latest is not None:
+                self._expiry.set(request, latest)
 
     def expired(self, now_us: int) -> list[Request]:
         """Requests that cannot meet their deadlines any more, not even started now: the caller ends them.
