@@ -67,6 +67,25 @@ def test_what_is_wrong_is_named(path: str, value: object, message: str) -> None:
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        pytest.param({"pool": {"block_tokens": "x"}}, "state.pool.total_blocks: is missing", id="missing-before-wrong"),
+        pytest.param({"requests": [{}, 3]}, "state.requests[0].id: is missing", id="in-a-list"),
+        pytest.param({"decode_curve_us": [[1, 2], [3]]}, "state.decode_curve_us[1]: must have 2 items", id="a-pair"),
+        pytest.param({"decode_curve_us": [[1, True]]}, "state.decode_curve_us[0][1]: must be of type int", id="deep"),
+        pytest.param({"decode_curve_us": {}}, "state.decode_curve_us: must be a list, not dict", id="not-a-list"),
+    ],
+)
+def test_the_whole_way_to_what_is_wrong_is_told(document: dict[str, Any], message: str) -> None:
+    least = {"schema_version": "1.0", "boot_id": "b", "seq": 1, "phase": "ready", "model": "m", "max_length_tokens": 9}
+
+    with pytest.raises(InvalidConfig) as raised:
+        decode(EngineState, least | document, "state", ignore_unknown=True)
+
+    assert message in str(raised.value)
+
+
 def test_text_that_is_not_json_is_one_line() -> None:
     with pytest.raises(InvalidConfig) as raised:
         from_json(EngineConfig, b"\xff{", "engine.json")
