@@ -6,6 +6,7 @@ Small windows over integer microseconds; the clock comes in with each call. Must
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,24 +25,13 @@ _FIRST_US = 100
 _EDGES: list[int] = [_FIRST_US]
 while _EDGES[-1] < 600_000_000:
     _EDGES.append(max(_EDGES[-1] + 1, int(_EDGES[-1] * _GROWTH)))
+_LAST = len(_EDGES) - 1
 
 
 def percentile(values: Sequence[T], percent: float) -> T:
     """The smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-
-def _bucket(value_us: int) -> int:
-    """Index of the first edge that is not below the value."""
-    low, high = 0, len(_EDGES) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _EDGES[middle] < value_us:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 class QuantileWindow:
@@ -58,7 +48,8 @@ class QuantileWindow:
             self._slots.append((slot, {}))
             self._forget(slot)
         counts = self._slots[-1][1]
-        bucket = _bucket(value_us)
+        # The first edge that is not below the value.
+        bucket = min(bisect_left(_EDGES, value_us), _LAST)
         counts[bucket] = counts.get(bucket, 0) + 1
 
     def quantile(self, percent: float, now_us: int) -> int | None:

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.errors import Reason
+from sluice_sidecar.instruments import FastCounter, FastHistogram
 from sluice_sidecar.state import Freshness
 
 _US = 1e-6
@@ -61,7 +62,7 @@ class GateMetrics:
             "sluice_gate_output_tokens_total", "Output tokens of completed requests that reported usage.", registry=r
         )
         self.request_bytes = Counter("sluice_gate_request_bytes_total", "Body bytes taken from clients.", registry=r)
-        self.response_bytes = Counter("sluice_gate_response_bytes_total", "Body bytes sent to clients.", registry=r)
+        self.response_bytes = FastCounter("sluice_gate_response_bytes_total", "Body bytes sent to clients.", registry=r)
         self.tokenize = Counter(
             "sluice_gate_exact_counts_total",
             "Prompts counted exactly by the engine: those large enough that an estimate could decide wrongly.",
@@ -79,7 +80,7 @@ class GateMetrics:
             buckets=_TTFT_BUCKETS,
             registry=r,
         )
-        self.itl = Histogram(
+        self.itl = FastHistogram(
             "sluice_gate_inter_token_latency_seconds",
             "Time between two chunks with text of one choice of a stream, at the door.",
             buckets=_ITL_BUCKETS,

@@ -177,9 +177,9 @@ class Proxy:
             else:
                 call.outcome = "expired" if _EXPIRED.search(copied.tail) is not None else "failed"
             if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
-                await watch.write(_error_event(call))
+                await watch.write(_error_event(call), self._clock())
             elif copied.pending:
-                await watch.write(copied.pending)
+                await watch.write(copied.pending, self._clock())
             await watch.finish()
         except (ConnectionError, asyncio.CancelledError):
             call.outcome = "stalled" if watch.stalled else "client_left"
@@ -197,6 +197,8 @@ class Proxy:
         times: StreamTimes,
     ) -> None:
         """Copy until the engine ends its stream, or breaks it."""
+        # Of a choice that stands alone no event is taken apart.
+        alone = len(permit.entry.choices) == 1
         while True:
             try:
                 chunk = await upstream.content.readany()
@@ -207,15 +209,19 @@ class Proxy:
                 return
             now_us = self._clock()
             permit.touch(now_us)
-            for choice in _choices_with_text(chunk, len(permit.entry.choices)):
-                self._recorder.token(times, permit, now_us, choice)
+            if alone:
+                if _TEXT.search(chunk) is not None:
+                    self._recorder.token(times, permit, now_us, 0)
+            else:
+                for choice in _choices_with_text(chunk):
+                    self._recorder.token(times, permit, now_us, choice)
             copied.tail = (copied.tail + chunk)[-_TAIL_BYTES:]
             if copied.pending or not chunk.endswith(b"\n\n"):
                 # Only whole events go out, so that an error event can always follow.
                 chunk, copied.pending = _whole_events(copied.pending + chunk)
             if chunk:
-                await watch.write(chunk)
-                self._recorder.metrics.response_bytes.inc(len(chunk))
+                await watch.write(chunk, now_us)
+                self._recorder.metrics.response_bytes.value += len(chunk)
 
     async def _whole(
         self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
@@ -246,14 +252,15 @@ class Proxy:
         watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=False)
         try:
             await response.prepare(call.request)
-            await watch.write(head)
-            self._recorder.metrics.response_bytes.inc(len(head))
+            await watch.write(head, self._clock())
+            self._recorder.metrics.response_bytes.value += len(head)
             tail = head[-_TAIL_BYTES:]
             while chunk := await self._next(call, upstream):
-                permit.touch(self._clock())
+                now_us = self._clock()
+                permit.touch(now_us)
                 tail = (tail + chunk)[-_TAIL_BYTES:]
-                await watch.write(chunk)
-                self._recorder.metrics.response_bytes.inc(len(chunk))
+                await watch.write(chunk, now_us)
+                self._recorder.metrics.response_bytes.value += len(chunk)
             if upstream.status == web.HTTPOk.status_code:
                 permit.completed = True
                 self._recorder.completed(times, _usage(tail), self._clock(), streamed=False)
@@ -280,12 +287,8 @@ class Proxy:
             raise ConnectionError("the engine ended in the middle of its answer") from error
 
 
-def _choices_with_text(chunk: bytes, choices: int) -> set[int]:
-    """The choices that the chunk has text of; of one that stands alone no event is taken apart."""
-    if _TEXT.search(chunk) is None:
-        return set()
-    if choices == 1:
-        return {0}
+def _choices_with_text(chunk: bytes) -> set[int]:
+    """The choices that the chunk has text of."""
     events = (event for event in chunk.split(b"\n\n") if _TEXT.search(event) is not None)
     return {int(found[1]) for event in events if (found := _INDEX.search(event)) is not None}
 

@@ -31,6 +31,8 @@ class StreamWatch:
         self.stalled = False
         self._request = request
         self._response = response
+        # The response's own method does nothing more than to call this one.
+        self._writer = request.writer
         self._clock = clock
         self._stall_timeout_us = stall_timeout_us
         self._pings = pings
@@ -41,13 +43,14 @@ class StreamWatch:
         self._tick_s = min(PING_AFTER_US, stall_timeout_us) / 4e6
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
-    async def write(self, chunk: bytes) -> None:
+    async def write(self, chunk: bytes, now_us: int) -> None:
         """Send a chunk, and wait while the client is behind."""
-        self._writing_since_us = self._clock()
-        await self._response.write(chunk)
+        self._writing_since_us = self._written_us = now_us
+        await self._writer.write(chunk)
         if self._request.protocol.writing_paused:
-            await self._request.writer.drain()
-        self._written_us, self._writing_since_us = self._clock(), None
+            await self._writer.drain()
+            self._written_us = self._clock()
+        self._writing_since_us = None
 
     async def finish(self) -> None:
         """Send the end of the body."""
