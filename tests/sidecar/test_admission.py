@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import LiveConfig
+from sluice_engine.config import LiveConfig, TenantConfig
 from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
+from sluice_engine.core.terms import CLASSES, Terms
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import LEASE_US, ChoiceCost, Cost, Permit
 from sluice_sidecar.limits import Limits
 
 S = 1_000_000
+# The class that may fill all of the room.
+CRITICAL = Terms(service_class="critical")
 
 
 def cost(prompt: int = 100, output: int = 50, choices: int = 1) -> Cost:
@@ -41,9 +44,9 @@ class Door:
         self.state = replace(self.state, seq=self.state.seq + 1, **changes)
         self.admission.observe(self.state, self.now_us, self.now_us)
 
-    def enter(self, name: str, asked: Cost | None = None) -> Permit | Refusal | Ticket:
+    def enter(self, name: str, asked: Cost | None = None, terms: Terms = CRITICAL) -> Permit | Refusal | Ticket:
         return self.admission.enter(
-            name, asked or cost(), self.now_us, lambda verdict: self.verdicts.__setitem__(name, verdict)
+            name, asked or cost(), self.now_us, lambda verdict: self.verdicts.__setitem__(name, verdict), terms=terms
         )
 
     def admit(self, name: str, asked: Cost | None = None) -> Permit:
@@ -224,6 +227,7 @@ def test_what_was_waited_at_the_door_is_gone_from_the_promise(door: Door) -> Non
     door.complete(permits[0])
 
     assert door.verdicts == {}
+    assert ticket.held is not None
     assert ticket.held.reason is Reason.TTFT_PROMISE
 
 
@@ -516,12 +520,18 @@ def test_a_first_token_that_is_overdue_teaches_before_it_comes(door: Door) -> No
     assert door.admission.room.bias.factor(door.now_us) == 1.0, "a whole answer's first token is seen in the state"
 
 
+def with_quota(live: LiveConfig) -> LiveConfig:
+    """One tenant has a weight, one a quota."""
+    tenants = (TenantConfig(name="a", weight=3), TenantConfig(name="quota", tokens_per_second=200))
+    return replace(live, admission=replace(live.admission, tenants=tenants))
+
+
 class AdmissionMachine(RuleBasedStateMachine):
     """Any order of entering, waiting, leaving, moving, dying and forgetting ends with an empty ledger."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.door = Door(live=live_config(max_wait_us=300_000))
+        self.door = Door(live=with_quota(live_config(max_wait_us=300_000)))
         self.permits: dict[str, Permit] = {}
         self.tickets: dict[str, Ticket] = {}
         self.settled: dict[str, int] = {}
@@ -533,8 +543,14 @@ class AdmissionMachine(RuleBasedStateMachine):
     def admission(self) -> Admission:
         return self.door.admission
 
-    @rule(prompt=st.integers(1, 900), output=st.integers(1, 900), choices=st.integers(1, 3))
-    def enter(self, prompt: int, output: int, choices: int) -> None:
+    @rule(
+        prompt=st.integers(1, 900),
+        output=st.integers(1, 900),
+        choices=st.integers(1, 3),
+        service_class=st.sampled_from(CLASSES),
+        tenant=st.sampled_from(["", "a", "b", "quota"]),
+    )
+    def enter(self, prompt: int, output: int, choices: int, service_class: str, tenant: str) -> None:
         self.made += 1
         name = f"r{self.made}"
         idle = not list(self.admission.room.ledger.live()) and not self.admission.waiting
@@ -547,14 +563,15 @@ class AdmissionMachine(RuleBasedStateMachine):
                 self.check_room()
 
         asked = cost(prompt, output, choices)
-        verdict = self.admission.enter(name, asked, self.door.now_us, settle)
+        terms = Terms(service_class=service_class, tenant=tenant)
+        verdict = self.admission.enter(name, asked, self.door.now_us, settle, terms=terms)
         if isinstance(verdict, Permit):
             self.permits[name] = verdict
             if not idle:
                 self.check_room()
         elif isinstance(verdict, Ticket):
             self.tickets[name] = verdict
-        if idle and self.admission.unavailable is None and prompt + output <= 1024:
+        if idle and self.admission.unavailable is None and prompt + output <= 1024 and tenant != "quota":
             assert isinstance(verdict, Permit), "an idle pod admits one that fits"
 
     def check_room(self) -> None:
@@ -646,6 +663,9 @@ class AdmissionMachine(RuleBasedStateMachine):
             0,
         )
         assert self.admission.room._predictions_us == {}
+        assert len(self.admission.tenants) <= 4
+        assert self.admission.tenants.shares_percent("new") == (0, 100), "nobody is here"
+        assert self.admission.quotas._reserved == {}
 
 
 AdmissionMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -11,6 +11,7 @@ import pytest
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import ScriptedEngine, live_config, ready_state
 from sluice_engine.core.state import PoolState
+from sluice_engine.core.terms import Terms
 from sluice_sidecar.decisions import Decisions
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import ChoiceCost, Cost
@@ -19,7 +20,7 @@ from sluice_sidecar.measure import StreamTimes
 
 def _came_and_went(decisions: Decisions, name: str, at_us: int, *, refusal: Refusal | None = None) -> None:
     decisions.asked(name, "", "chat", at_us)
-    decision = decisions.priced(name, Cost((ChoiceCost(10, 5),)), at_us)
+    decision = decisions.priced(name, Cost((ChoiceCost(10, 5),)), at_us, Terms())
     if refusal is None:
         decision.admitted(at_us)
     decisions.ended(name, "completed" if refusal is None else "refused", at_us + 1, refusal, None)
@@ -99,7 +100,7 @@ async def test_one_beside_others_tells_their_number_and_the_peak(gate: RunningGa
         engine.script.hold_token[1].set()
 
     assert [decision["inside"] for decision in both] == [0, 1]
-    assert both[1]["predicted_peak_blocks"] <= both[1]["ceiling_blocks"] == 95
+    assert both[1]["predicted_peak_blocks"] <= both[1]["ceiling_blocks"] == 85
     assert both[1]["sequences"] == 4
     assert [decision["outcome"] for decision in both] == ["", ""], "both are still inside"
 

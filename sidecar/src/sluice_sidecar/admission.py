@@ -1,27 +1,33 @@
 """The decision: who is let in now, who waits a moment at the door, and who is told when to come back.
 
-Owns the queue at the door and the words of a refusal; whether there is room is `room`'s to say. One call decides and
-reserves, so nothing can slip in between. Pure: the clock comes in with each call, randomness as an argument; a
-simulator can run this very class.
+Owns the order of the tests and the words of a refusal. Whether there is room is `room`'s to say, under which ceiling
+`classes`', in which order those at the door are looked at `fairness`'s. One call decides and reserves, so nothing can
+slip in between. Pure: the clock comes in with each call, randomness as an argument; a simulator runs this very class.
 Start reading at `Admission.enter`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
-from sluice_engine.core.terms import Terms
+from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar.attempts import FIRST, Attempt
-from sluice_sidecar.decisions import Decision, Decisions
-from sluice_sidecar.errors import Reason, Refusal
+from sluice_sidecar.classes import Classes
+from sluice_sidecar.decisions import Decisions
+from sluice_sidecar.errors import RateLimit, Reason, Refusal
+from sluice_sidecar.fairness import Queue, Ticket
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
+from sluice_sidecar.quotas import Quotas
 from sluice_sidecar.room import Held, Look, Room
+from sluice_sidecar.sizes import SizeGuard
+from sluice_sidecar.tenants import Tenants, expected_us, used_tokens, used_us
+
+__all__ = ["MISSED", "Admission", "Ticket"]
 
 # Clients honour 1 to 30 s; beyond, they fall back to a pause of their own.
 LEAST_RETRY_US, MOST_WAIT_US, MOST_RETRY_US = 1_000_000, 20_000_000, 30_000_000
@@ -44,27 +50,6 @@ MISSED = Refusal(
 )
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A request that waits at the door. Settled once: with a permit, or with the refusal of what held it."""
-
-    request_id: str
-    cost: Cost
-    arrived_us: int
-    """When its body was whole: the promise of a first token runs from there."""
-    deadline_us: int
-    held: Held
-    decision: Decision
-    bound_us: int | None
-    """When its caller will have no more use for it; None: never."""
-    on_settled: Callable[[Permit | Refusal], None]
-    verdict: Permit | Refusal | None = None
-
-    def missed(self, now_us: int) -> bool:
-        """Whether its caller has no more use for it."""
-        return self.bound_us is not None and now_us >= self.bound_us
-
-
 class Admission:
     """The door."""
 
@@ -76,13 +61,27 @@ class Admission:
         self._draw = draw
         self.room = Room(live, stale_after_us=stale_after_us, blind_after_us=blind_after_us)
         self.room.ledger.on_release = self._released
+        self.classes = Classes(live.admission.classes)
+        self.tenants = Tenants(live.admission.tenants)
+        self.quotas = Quotas(live.admission.tenants)
+        self.sizes = SizeGuard()
         self.unavailable: Reason | None = Reason.ENGINE_LOADING
         self.admitted_total = 0
         self.refused_total: Counter[str] = Counter()
         self.decisions = Decisions()
-        self._door: OrderedDict[str, Ticket] = OrderedDict()
+        self._queue = Queue(self.tenants, live.scheduling.aging_interval_us)
         self._returning: list[int] = []
         """When those who were told to come back will be here: a heap, since a storm of refusals asks at each."""
+
+    def configure(self, live: LiveConfig, now_us: int) -> None:
+        """Take other settings; nobody who is inside or waits is turned out for them."""
+        self._max_wait_us = live.admission.max_wait_us
+        self.room.configure(live)
+        self.classes.configure(live.admission.classes)
+        self.tenants.configure(live.admission.tenants)
+        self.quotas.configure(live.admission.tenants, now_us)
+        self._queue.configure(live.scheduling.aging_interval_us)
+        self.advance(now_us)
 
     # What the engine tells.
 
@@ -117,67 +116,35 @@ class Admission:
 
         `waited_us` went by since its body was whole, and is gone from the promise.
         """
-        bound_us = terms.bound_us
-        decision = self.decisions.priced(request_id, cost, now_us - waited_us)
+        decision = self.decisions.priced(request_id, cost, now_us - waited_us, terms)
         decision.attempt = attempt.number
-        if self.unavailable is not None:
-            return self._refuse_unavailable(self.unavailable)
-        if bound_us is not None and waited_us >= bound_us:
-            return MISSED
-        limits = self.room.limits
-        assert limits is not None, "an engine is available only once it has told its limits"
-        for choice in cost.choices:
-            if (problem := limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
-                return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem))
-        look = self.room.look(cost, now_us, waited_us)
-        decision.looked(look)
-        held = look.held
-        if held is None and not self._door:
-            return self._admit(decision, cost, look, now_us)
-        if held is None:
-            # Nobody overtakes: it waits for what the first in line waits for.
-            held = self._first.held
-        wait_us = self._door_wait_us(cost, held, now_us, waited_us)
-        if bound_us is not None:
-            wait_us = min(wait_us, bound_us - waited_us)
-        if wait_us <= 0 or len(self._door) >= max(LEAST_DOOR, limits.max_sequences):
-            return self._refuse_busy(held, now_us)
-        decision.held(held)
-        arrived_us = now_us - waited_us
-        useless_us = None if bound_us is None else arrived_us + bound_us
-        ticket = Ticket(request_id, cost, arrived_us, now_us + wait_us, held, decision, useless_us, on_settled)
-        self._door[request_id] = ticket
-        return ticket
+        ticket = Ticket(request_id, cost, terms, now_us - waited_us, decision, on_settled)
+        if (refusal := self._hopeless(ticket, now_us) or self._shed_early(ticket, now_us)) is not None:
+            return refusal
+        verdict = self._ask(ticket, now_us)
+        if isinstance(verdict, Refusal):
+            self.quotas.settle(request_id, 0)
+        return verdict
 
     def expire(self, ticket: Ticket, now_us: int) -> None:
         """Its time at the door is over: it is told what held it."""
-        if self._door.pop(ticket.request_id, None) is not None:
-            self._settle(ticket, MISSED if ticket.missed(now_us) else self._refuse_busy(ticket.held, now_us))
+        if self._queue.remove(ticket):
+            self._settle(ticket, MISSED if ticket.missed(now_us) else self._turn_away(ticket, now_us))
             self.advance(now_us)
 
     def leave(self, ticket: Ticket, now_us: int) -> None:
         """Its client left, at the door or with a permit it never heard of."""
-        if self._door.pop(ticket.request_id, None) is not None:
+        if self._queue.remove(ticket):
+            self.quotas.settle(ticket.request_id, 0)
             self.advance(now_us)
         elif isinstance(ticket.verdict, Permit):
             ticket.verdict.close(now_us)
 
     def advance(self, now_us: int) -> None:
-        """Let in those first in line who fit now."""
-        while self._door:
-            ticket = self._first
-            if self.unavailable is not None:
-                verdict: Permit | Refusal = self._refuse_unavailable(self.unavailable)
-            elif ticket.missed(now_us):
-                verdict = MISSED
-            else:
-                look = self.room.look(ticket.cost, now_us, now_us - ticket.arrived_us)
-                if look.held is not None:
-                    ticket.held = look.held
-                    return
-                ticket.decision.looked(look)
-                verdict = self._admit(ticket.decision, ticket.cost, look, now_us)
-            del self._door[ticket.request_id]
+        """Let in those whose turn it is and who fit now."""
+        while (found := self._next(now_us)) is not None:
+            ticket, verdict = found
+            self._queue.remove(ticket)
             self._settle(ticket, verdict)
 
     # What was answered, and would be.
@@ -198,44 +165,196 @@ class Admission:
     @property
     def waiting(self) -> int:
         """Requests at the door."""
-        return len(self._door)
+        return len(self._queue)
 
     def closed_by(self, now_us: int) -> Reason | None:
         """The reason one more small request would be refused for now; None while the door is open."""
         if self.unavailable is not None:
             return self.unavailable
-        held = self.room.look(PROBE_COST, now_us, 0).held
-        if held is None and self._door:
-            held = self._first.held
+        held = self.classes.look(STANDARD, PROBE_COST, self.room, now_us, 0).held
+        if held is None and len(self._queue):
+            held = next(self._queue.in_turn()).held
         return None if held is None else held.reason
 
     # How it comes about.
 
-    @property
-    def _first(self) -> Ticket:
-        return next(iter(self._door.values()))
+    def _hopeless(self, ticket: Ticket, now_us: int) -> Refusal | None:
+        """What no capacity would help: 503, 400, 504."""
+        if self.unavailable is not None:
+            return self._refuse_unavailable(self.unavailable)
+        limits = self.room.limits
+        assert limits is not None, "an engine is available only once it has told its limits"
+        for choice in ticket.cost.choices:
+            if (problem := limits.unfit_reason(choice.prompt_tokens, choice.max_tokens)) is not None:
+                return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem))
+        return MISSED if ticket.missed(now_us) else None
 
-    def _door_wait_us(self, cost: Cost, held: Held, now_us: int, waited_us: int) -> int:
-        """How long it may wait: `maxWait`, and a quarter of what the promise leaves it."""
-        wait_us = min(self._max_wait_us, (self.room.slack_us(cost, now_us) - waited_us) // 4)
+    def _shed_early(self, ticket: Ticket, now_us: int) -> Refusal | None:
+        """The tests that ask nothing of the room."""
+        tokens = ticket.cost.prompt_tokens + ticket.cost.decode_tokens
+        quota = self.quotas.take(ticket.terms.tenant, ticket.request_id, tokens, now_us)
+        return None if quota is None else self._refuse_quota(quota, tokens)
+
+    def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
+        """Look for room; without, a place at the door where waiting may help."""
+        look = self._look(ticket, now_us)
+        ticket.decision.looked(look)
+        self._queue.push(ticket)
+        blocker = self._blocker(ticket, now_us)
+        if look.held is None and blocker is None:
+            self._queue.remove(ticket)
+            return self._admit(ticket, look, now_us)
+        held = ticket.held = look.held or (None if blocker is None else blocker.held)
+        assert held is not None, "who waits was looked at, or stands behind one who was"
+        wait_us = 0 if self._is_cut(ticket, look, now_us) else self._door_wait_us(ticket, held, now_us)
+        if wait_us <= 0:
+            self._queue.remove(ticket)
+            return self._turn_away(ticket, now_us)
+        ticket.deadline_us = now_us + wait_us
+        ticket.decision.held(held)
+        return self._make_place(ticket, now_us)
+
+    def _make_place(self, ticket: Ticket, now_us: int) -> Ticket | Refusal:
+        """The door holds as many as could run at once; one too many, and somebody goes."""
+        assert self.room.limits is not None, "asked where something was looked at"
+        if len(self._queue) <= max(LEAST_DOOR, self.room.limits.max_sequences):
+            return ticket
+        last = self._queue.superfluous(ticket)
+        self._queue.remove(last)
+        refusal = self._turn_away(last, now_us)
+        if last is ticket:
+            return refusal
+        self._settle(last, refusal)
+        return ticket
+
+    def _next(self, now_us: int) -> tuple[Ticket, Permit | Refusal] | None:
+        """Who goes from the door now, and with what; None when nobody does."""
+        for ticket in self._queue.in_turn():
+            if self.unavailable is not None:
+                return ticket, self._refuse_unavailable(self.unavailable)
+            if ticket.missed(now_us):
+                return ticket, MISSED
+            look = self._look(ticket, now_us)
+            if look.held is None:
+                return ticket, self._admit_waiting(ticket, look, now_us)
+            ticket.held = look.held
+            if look.held.reason is Reason.SIZE_GUARD:
+                return self._next_kept_for(ticket, now_us)
+            # Its class is full; a more urgent one that it stands before by its age may not be.
+            if look.held.reason is not Reason.CLASS_CEILING:
+                return None
+        return None
+
+    def _next_kept_for(self, blocker: Ticket, now_us: int) -> tuple[Ticket, Permit] | None:
+        """The first at the door for whom the one whose turn it is must leave room, if it fits."""
+        for ticket in self._queue:
+            if self._is_kept_for(ticket, blocker, now_us):
+                look = self._look(ticket, now_us)
+                return None if look.held is not None else (ticket, self._admit_waiting(ticket, look, now_us))
+        return None
+
+    def _is_kept_for(self, ticket: Ticket, blocker: Ticket, now_us: int) -> bool:
+        service_class = ticket.terms.service_class
+        if service_class != blocker.terms.service_class:
+            return False
+        kept = self.sizes.kept_for(service_class, blocker.cost, now_us)
+        return kept is not None and self.sizes.is_as_large(ticket.cost, kept)
+
+    def _blocker(self, ticket: Ticket, now_us: int) -> Ticket | None:
+        """Behind whom it has to wait; None when it is its turn."""
+        for first in self._queue.in_turn():
+            if first is ticket:
+                return None
+            assert first.held is not None, "who waits was looked at, or stands behind one who was"
+            if first.held.reason is Reason.SIZE_GUARD and self._is_kept_for(ticket, first, now_us):
+                return None
+            if first.held.reason is not Reason.CLASS_CEILING:
+                return first
+        return first
+
+    def _look(self, ticket: Ticket, now_us: int) -> Look:
+        """The room there is for it, and that it leaves for a longer one."""
+        service_class, cost = ticket.terms.service_class, ticket.cost
+        look = self.classes.look(service_class, cost, self.room, now_us, now_us - ticket.arrived_us)
+        if look.held is not None:
+            return look
+        kept = self.sizes.kept_for(service_class, cost, now_us)
+        if kept is None:
+            return look
+        both = self.classes.look(service_class, Cost(cost.choices + kept.choices), self.room, now_us, 0)
+        if both.held is not None:
+            tokens = kept.prompt_tokens + kept.decode_tokens
+            problem = f"room is kept for longer requests (about {tokens} tokens) that were refused before"
+            look.held = Held(Reason.SIZE_GUARD, problem, both.held.wait_us)
+        return look
+
+    def _is_cut(self, ticket: Ticket, look: Look, now_us: int) -> bool:
+        """Whether its class is full without it: nothing that is about to end would let it in."""
+        if look.held is None or look.held.reason is not Reason.CLASS_CEILING:
+            return False
+        return self.classes.is_cut(ticket.terms.service_class, self.room, now_us)
+
+    def _door_wait_us(self, ticket: Ticket, held: Held, now_us: int) -> int:
+        """How long it may wait: `maxWait`, a quarter of what the promise leaves it, and no longer than is of use."""
+        waited_us = now_us - ticket.arrived_us
+        wait_us = min(self._max_wait_us, (self.room.slack_us(ticket.cost, now_us) - waited_us) // 4)
         if held.wait_us is not None and held.reason is not Reason.TTFT_PROMISE:
-            ahead_us = self.room.time_for(len(self._door), len(self.room.ledger.entries), now_us) or 0
+            inside = len(self.room.ledger.entries)
+            ahead_us = self.room.time_for(self._queue.ahead_of(ticket), inside, now_us) or 0
             # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.
             if held.wait_us + ahead_us > 2 * wait_us:
                 return 0
-        return wait_us
+        bound_us = ticket.terms.bound_us
+        return wait_us if bound_us is None else min(wait_us, bound_us - waited_us)
 
-    def _admit(self, decision: Decision, cost: Cost, look: Look, now_us: int) -> Permit:
+    def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
+        assert self.room.limits is not None, "asked where something was looked at"
         self.admitted_total += 1
-        decision.admitted(now_us)
-        return self.room.reserve(decision.request_id, cost, look, now_us)
+        ticket.decision.admitted(now_us)
+        self.sizes.admitted(ticket.terms.service_class, ticket.cost, now_us)
+        engine_us = expected_us(ticket.cost, self.room.limits)
+        self.tenants.start(ticket.terms.tenant, ticket.request_id, engine_us)
+        return self.room.reserve(ticket.request_id, ticket.cost, look, now_us)
+
+    def _admit_waiting(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
+        ticket.decision.looked(look)
+        return self._admit(ticket, look, now_us)
 
     def _released(self, entry: Entry, completed: bool, now_us: int) -> None:  # noqa: FBT001  # the ledger's callback
         self.room.released(entry, now_us, completed=completed)
+        if self.room.limits is not None:
+            stayed_us = now_us - entry.admitted_us
+            engine_us = used_us(entry.choices, stayed_us, self.room.limits, completed=completed)
+            if (tenant := self.tenants.end(entry.id, engine_us)) is not None:
+                self._queue.renew(tenant)
+        self.quotas.settle(entry.id, used_tokens(entry.choices, completed=completed))
         self.advance(now_us)
 
     def _refuse_unavailable(self, reason: Reason) -> Refusal:
         return Refusal(reason, _UNAVAILABLE[reason])
+
+    def _refuse_quota(self, quota: RateLimit, tokens: int) -> Refusal:
+        # Not before the quota has room again, whatever else is said of when to come back.
+        wait_us = max(LEAST_RETRY_US, quota.wait_us)
+        retry_us = self._draw(wait_us, wait_us + LEAST_SPREAD_US)
+        message = (
+            f"The quota of this tenant is used up: it is {quota.per_second} tokens per second and {quota.limit_tokens} "
+            f"at once, this request needs about {tokens}, and {quota.remaining_tokens} are left. "
+            f"Come back in {retry_us / 1e6:.1f} s."
+        )
+        return Refusal(Reason.TENANT_QUOTA, message, retry_us, rate_limit=quota)
+
+    def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
+        """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
+        held = ticket.held
+        assert held is not None, "who is refused for load was looked at"
+        has, due = self.tenants.shares_percent(ticket.terms.tenant)
+        if has > due and self._queue.others_wait(ticket):
+            problem = f"this tenant has {has} % of what runs, its share is {due} %, and others wait"
+            held = Held(Reason.TENANT_SHARE, problem, held.wait_us)
+        else:
+            self.sizes.refused(ticket.terms.service_class, ticket.cost, now_us)
+        return self._refuse_busy(held, now_us)
 
     def _refuse_busy(self, held: Held, now_us: int) -> Refusal:
         retry_us = self._retry_after_us(held.wait_us, now_us)
@@ -255,7 +374,8 @@ class Admission:
         heappush(self._returning, now_us + retry_us)
         return retry_us
 
-    @staticmethod
-    def _settle(ticket: Ticket, verdict: Permit | Refusal) -> None:
+    def _settle(self, ticket: Ticket, verdict: Permit | Refusal) -> None:
+        if isinstance(verdict, Refusal):
+            self.quotas.settle(ticket.request_id, 0)
         ticket.verdict = verdict
         ticket.on_settled(verdict)

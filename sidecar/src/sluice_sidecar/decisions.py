@@ -13,6 +13,7 @@ from heapq import merge
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from sluice_engine.core.terms import Terms
     from sluice_sidecar.errors import Refusal
     from sluice_sidecar.ledger import Cost
     from sluice_sidecar.measure import StreamTimes
@@ -38,6 +39,8 @@ class Decision:
     """When its body was whole."""
     attempt: int = 0
     """How often its caller had tried before, as far as the headers say."""
+    service_class: str = ""
+    tenant: str = ""
     choices: int = 0
     prompt_tokens: int = 0
     """Over all choices, as estimated at the door."""
@@ -103,10 +106,11 @@ class Decisions:
         self._open[request_id] = decision
         return decision
 
-    def priced(self, request_id: str, cost: Cost, arrived_us: int) -> Decision:
+    def priced(self, request_id: str, cost: Cost, arrived_us: int, terms: Terms) -> Decision:
         """What it costs is known; its body was whole at `arrived_us`."""
         decision = self._open.get(request_id) or self.asked(request_id, "", "", arrived_us)
         decision.arrived_us = arrived_us
+        decision.service_class, decision.tenant = terms.service_class, terms.tenant
         decision.choices = len(cost.choices)
         decision.prompt_tokens, decision.max_tokens = cost.prompt_tokens, cost.max_tokens
         return decision

@@ -30,6 +30,10 @@ class Reason(StrEnum):
     KV_PEAK = "kv_peak"
     TTFT_PROMISE = "ttft_promise"
     SLOTS = "slots"
+    TENANT_QUOTA = "tenant_quota"
+    CLASS_CEILING = "class_ceiling"
+    TENANT_SHARE = "tenant_share"
+    SIZE_GUARD = "size_guard"
     ENGINE_OVERLOADED = "engine_overloaded"
     ENGINE_FAILED = "engine_failed"
     DEADLINE_MISSED = "deadline_missed"
@@ -62,6 +66,10 @@ _ANSWERS = {
     Reason.KV_PEAK: Answer(429, "rate_limit_error", True),
     Reason.TTFT_PROMISE: Answer(429, "rate_limit_error", True),
     Reason.SLOTS: Answer(429, "rate_limit_error", True),
+    Reason.TENANT_QUOTA: Answer(429, "rate_limit_error", True),
+    Reason.CLASS_CEILING: Answer(429, "rate_limit_error", True),
+    Reason.TENANT_SHARE: Answer(429, "rate_limit_error", True),
+    Reason.SIZE_GUARD: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_OVERLOADED: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_FAILED: Answer(502, "server_error", True),
     Reason.DEADLINE_MISSED: Answer(504, "server_error", False),
@@ -74,6 +82,32 @@ _ANSWERS = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateLimit:
+    """A tenant's quota as it stands, for the one refusal that is about it."""
+
+    per_second: int
+    limit_tokens: int
+    """What may be used at once."""
+    window_s: int
+    """In which that much comes back."""
+    remaining_tokens: int
+    wait_us: int
+    """Until what was asked for may be used."""
+    full_us: int
+    """Until all of it may be used."""
+
+    def headers(self) -> dict[str, str]:
+        """As OpenAI names them, and as the IETF's draft does."""
+        return {
+            "x-ratelimit-limit-tokens": str(self.limit_tokens),
+            "x-ratelimit-remaining-tokens": str(self.remaining_tokens),
+            "x-ratelimit-reset-tokens": _spelled(self.full_us),
+            "RateLimit-Policy": f'"tokens";q={self.limit_tokens};w={self.window_s}',
+            "RateLimit": f'"tokens";r={self.remaining_tokens};t={-(-self.wait_us // 1_000_000)}',
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """What a caller is told instead of an answer from the model."""
@@ -83,6 +117,8 @@ class Refusal:
     retry_after_us: int | None = None
     """When to come back; None where it is pointless or not measured yet."""
     param: str | None = None
+    rate_limit: RateLimit | None = None
+    """Of a refusal for a tenant's quota."""
 
     @property
     def status(self) -> int:
@@ -117,7 +153,17 @@ class Refusal:
         if self.retry_after_us is not None:
             headers["Retry-After"] = str(-(-self.retry_after_us // 1_000_000))
             headers["retry-after-ms"] = str(-(-self.retry_after_us // 1_000))
+        if self.rate_limit is not None:
+            headers |= self.rate_limit.headers()
         return headers
+
+
+def _spelled(duration_us: int) -> str:
+    """A duration as OpenAI writes it: 250ms, 12s, 6m0s."""
+    if duration_us < 1_000_000:
+        return f"{-(-duration_us // 1000)}ms"
+    minutes, seconds = divmod(-(-duration_us // 1_000_000), 60)
+    return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
 class GateError(Exception):

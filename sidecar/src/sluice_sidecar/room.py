@@ -178,6 +178,10 @@ class Room:
 
     # What is inside, and will be.
 
+    def inside(self, now_us: int) -> int:
+        """Choices that hold, or will hold, a slot."""
+        return len(self._inside(now_us))
+
     def ledger_blocks(self) -> int:
         """Blocks that what was let in holds now, all known input counted."""
         if self.limits is None:

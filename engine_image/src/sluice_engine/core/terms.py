@@ -56,10 +56,12 @@ class Terms:
     """Its first token is of no use later than this after its body was whole."""
     finish_us: int | None = None
     """Its last token is of no use later than this after its body was whole."""
+    behind: bool = False
+    """Whether its caller puts it behind its own others, as the body's `priority` says; no header."""
 
     def priority(self, *, behind: bool = False) -> int:
         """The base priority; `behind` puts it one level after its caller's others, and never into the next class."""
-        return CLASSES.index(self.service_class) * 2 + behind
+        return CLASSES.index(self.service_class) * 2 + (behind or self.behind)
 
     @property
     def bound_us(self) -> int | None:

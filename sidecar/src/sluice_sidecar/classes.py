@@ -1,0 +1,86 @@
+"""Classes of service at the door: how much of the room each may fill, and which are shut out now.
+
+Owns the ceilings, in percent of the steered ceiling of KV blocks and of the slots. The order of classes in the queue is
+`fairness`'s. Must not know tenants or answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice_engine.config import ClassConfig
+from sluice_engine.core.terms import CLASSES
+from sluice_sidecar.errors import Reason
+from sluice_sidecar.ledger import Cost
+from sluice_sidecar.room import Held, Look, Room
+
+# What is kept free for the more urgent: a burst of theirs finds room before anything had to end.
+USUAL_PERCENT = {"critical": 100, "interactive": 95, "standard": 90, "batch": 75, "background": 60}
+# A class by itself fills its ceiling, and what was predicted of it moves a little: only more than this is others' work.
+CUT_MARGIN_PERCENT = 5
+# Work that can wait is not let in by a state that may be wrong by now.
+SHUT_UNLESS_FRESH = frozenset(("batch", "background"))
+
+
+class Classes:
+    """The ceilings of classes."""
+
+    def __init__(self, configured: Sequence[ClassConfig]) -> None:
+        self._percent: dict[str, int] = {}
+        self.configure(configured)
+
+    def configure(self, configured: Sequence[ClassConfig]) -> None:
+        """Take other ceilings. No class may fill more than one that is more urgent."""
+        wanted = USUAL_PERCENT | {one.name: one.ceiling_percent for one in configured}
+        least = 100
+        for name in CLASSES:
+            least = self._percent[name] = min(least, wanted[name])
+
+    def percent(self, service_class: str) -> int:
+        """Its ceiling, in percent of the room."""
+        return self._percent[service_class]
+
+    def look(self, service_class: str, cost: Cost, room: Room, now_us: int, waited_us: int) -> Look:
+        """The room under the ceiling of a class; what keeps a call out names the class where only its ceiling does."""
+        if self._is_shut(service_class, room, now_us):
+            problem = f"requests of class {service_class} wait for a fresh state of the engine"
+            return Look(room.inside(now_us), held=Held(Reason.CLASS_CEILING, problem, None))
+        percent = self._percent[service_class]
+        look = room.look(cost, now_us, waited_us, ceiling_percent=percent)
+        if look.held is not None and percent < 100 and _is_for_others(look, cost, room, now_us):
+            problem = f"requests of class {service_class} may fill {percent} % of the room, and {look.held.problem}"
+            look.held = Held(Reason.CLASS_CEILING, problem, look.held.wait_us)
+        return look
+
+    def is_cut(self, service_class: str, room: Room, now_us: int) -> bool:
+        """Whether clearly more is inside than this class may fill: then a moment's wait would not let it in."""
+        percent = self._percent[service_class] + CUT_MARGIN_PERCENT
+        return (
+            self._is_shut(service_class, room, now_us)
+            or room.inside(now_us) > room.slots_for(percent, now_us)
+            or room.peak_blocks(now_us) > room.ceiling_blocks(now_us, percent)
+        )
+
+    def lowest_let_in(self, room: Room, now_us: int) -> str | None:
+        """The least urgent class of which a small request would be let in now; None when there is none."""
+        inside, peak = room.inside(now_us), room.peak_blocks(now_us)
+        for name in reversed(CLASSES):
+            percent = self._percent[name]
+            has_room = inside < room.slots_for(percent, now_us) and peak < room.ceiling_blocks(now_us, percent)
+            if not inside or (has_room and not self._is_shut(name, room, now_us)):
+                return name
+        return None
+
+    @staticmethod
+    def _is_shut(service_class: str, room: Room, now_us: int) -> bool:
+        """An idle engine takes any class."""
+        return service_class in SHUT_UNLESS_FRESH and room.freshness(now_us) != "fresh" and room.inside(now_us) > 0
+
+
+def _is_for_others(look: Look, cost: Cost, room: Room, now_us: int) -> bool:
+    """Whether what keeps a call out is kept free for more urgent classes, and not full."""
+    if look.held is None or look.held.reason is Reason.TTFT_PROMISE:
+        return False
+    if look.held.reason is Reason.SLOTS:
+        return look.inside + len(cost.choices) <= room.slots_for(100, now_us)
+    return look.peak_blocks is not None and look.peak_blocks <= room.ceiling_blocks(now_us, 100)

@@ -1,0 +1,197 @@
+"""What each tenant has had of the engine, divided by its weight, and so who is due next: deficits of fair shares.
+
+Owns an account of virtual service for every tenant that waits or runs, in one unit: microseconds of the whole engine,
+by KV bytes over time or by tokens, whichever is the larger part of what there is. Whoever has had least is due next.
+That is deficit round robin with a round so short that its end need not be waited for: nobody gets ahead of another by
+more than one request. A tenant that comes back has saved up nothing, and owes what it had overdrawn, so what it left
+unused was free for others at once. Must not know classes, queues or rooms.
+Source: Shreedhar, Varghese: Efficient Fair Queuing using Deficit Round Robin, 1996; Goyal, Vin, Cheng: Start-time Fair
+Queueing, 1996.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sluice_engine.config import TenantConfig
+from sluice_sidecar.ledger import Cost
+from sluice_sidecar.limits import Limits
+from sluice_sidecar.progress import Progress
+
+# Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
+_SCALE = 1000
+# Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
+MAX_IDLE = 1024
+
+
+@dataclass(slots=True)
+class Account:
+    """One tenant."""
+
+    name: str
+    weight: int
+    virtual: int = 0
+    """Service over weight, in thousandths of a microsecond of the engine."""
+    waiting: int = 0
+    """Its requests at the door."""
+    running: int = 0
+    """Its requests inside."""
+    booked_us: int = 0
+    """What those inside are expected to use."""
+    _remainder: int = 0
+
+    def add(self, engine_us: int) -> None:
+        """Charge, or give back."""
+        more, self._remainder = divmod(engine_us * _SCALE + self._remainder, self.weight)
+        self.virtual += more
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing here."""
+        return not self.waiting and not self.running
+
+
+class Tenants:
+    """The accounts."""
+
+    def __init__(self, configured: Sequence[TenantConfig]) -> None:
+        self._weights: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
+        self._idle: dict[str, None] = {}
+        """Tenants with nothing here that are kept for what they have overdrawn, the longest kept first."""
+        self._bookings: dict[str, tuple[str, int]] = {}
+        """Tenant and estimate of each request inside."""
+        self._virtual_time = 0
+        """Virtual service at which the last request started: it never falls."""
+        self._booked_us = 0
+        self._active_weight = 0
+        self.configure(configured)
+
+    def configure(self, configured: Sequence[TenantConfig]) -> None:
+        """Take other weights; what was used stays as it was counted."""
+        self._weights = {tenant.name: tenant.weight for tenant in configured}
+        for account in self._accounts.values():
+            weight = self._weights.get(account.name, 1)
+            if not account.is_idle:
+                self._active_weight += weight - account.weight
+            account.weight = weight
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def weight(self, tenant: str) -> int:
+        """What its share is in proportion to; 1 for whoever is not configured."""
+        return self._weights.get(tenant, 1)
+
+    def virtual(self, tenant: str) -> int:
+        """Its service over its weight: the least is due next."""
+        account = self._accounts.get(tenant)
+        return self._virtual_time if account is None else account.virtual
+
+    def waits(self, tenant: str) -> None:
+        """One more request of it waits."""
+        account = self._active(tenant)
+        if not account.waiting:
+            account.virtual = max(account.virtual, self._virtual_time)
+        account.waiting += 1
+
+    def waits_no_more(self, tenant: str) -> None:
+        """One request fewer of it waits."""
+        account = self._accounts[tenant]
+        account.waiting -= 1
+        self._rest(account)
+
+    def start(self, tenant: str, request_id: str, engine_us: int) -> None:
+        """A request of it goes in, and is charged at once what it is expected to use."""
+        account = self._active(tenant)
+        self._virtual_time = max(self._virtual_time, account.virtual)
+        account.add(engine_us)
+        account.running += 1
+        account.booked_us += engine_us
+        self._booked_us += engine_us
+        self._bookings[request_id] = tenant, engine_us
+
+    def end(self, request_id: str, used_us: int) -> str | None:
+        """A request has left: what it really used is charged instead; its tenant, None when it was not known."""
+        booking = self._bookings.pop(request_id, None)
+        if booking is None:
+            return None
+        tenant, estimate_us = booking
+        account = self._accounts[tenant]
+        account.add(used_us - estimate_us)
+        account.running -= 1
+        account.booked_us -= estimate_us
+        self._booked_us -= estimate_us
+        self._rest(account)
+        return tenant
+
+    def shares_percent(self, tenant: str) -> tuple[int, int]:
+        """What it has of what runs, and its fair share among those that wait or run now."""
+        account = self._accounts.get(tenant)
+        booked_us = 0 if account is None else account.booked_us
+        weight = self.weight(tenant)
+        others = self._active_weight - (0 if account is None or account.is_idle else weight)
+        return 100 * booked_us // max(1, self._booked_us), 100 * weight // (weight + others)
+
+    def _active(self, tenant: str) -> Account:
+        """The account of a tenant that begins to have something here, or goes on."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant, self.weight(tenant), self._virtual_time)
+        self._idle.pop(tenant, None)
+        if account.is_idle:
+            self._active_weight += account.weight
+        return account
+
+    def _rest(self, account: Account) -> None:
+        """Keep of a tenant with nothing here what it has overdrawn, and only so many such."""
+        if not account.is_idle:
+            return
+        self._active_weight -= account.weight
+        if account.virtual <= self._virtual_time:
+            del self._accounts[account.name]
+            return
+        self._idle[account.name] = None
+        if len(self._idle) > MAX_IDLE:
+            # Half of them, those that owe least: a sweep is then paid by the tenants that came since the last one.
+            by_debt = sorted(self._idle, key=lambda name: self._accounts[name].virtual)
+            for name in by_debt[: len(by_debt) // 2]:
+                del self._accounts[name], self._idle[name]
+
+
+def expected_us(cost: Cost, limits: Limits) -> int:
+    """What a call is expected to use, in microseconds of the whole engine."""
+    step_us = limits.decode_step_us(limits.max_sequences)
+    # It holds its prompt, and on average half of its answer, for as long as the answer takes.
+    held_token_us = sum(
+        (choice.prompt_tokens + choice.output_tokens // 2) * choice.output_tokens * step_us for choice in cost.choices
+    )
+    return _engine_us(limits, cost.prefill_tokens, cost.decode_tokens, held_token_us)
+
+
+def used_us(choices: Iterable[Progress], stayed_us: int, limits: Limits, *, completed: bool) -> int:
+    """What a call that leaves has used, as far as the engine has told."""
+    prompt_tokens = output_tokens = held_tokens = 0
+    for choice in choices:
+        # The last of a short answer may have come after the engine's last word about it.
+        computed = choice.prompt_tokens if completed else min(choice.prompt_tokens, choice.computed_tokens)
+        prompt_tokens += max(0, computed - choice.cached_tokens)
+        output_tokens += choice.output_tokens
+        held_tokens += choice.prompt_tokens + choice.output_tokens // 2
+    return _engine_us(limits, prompt_tokens, output_tokens, held_tokens * stayed_us)
+
+
+def used_tokens(choices: Iterable[Progress], *, completed: bool) -> int:
+    """Prompt and output tokens that a call which leaves has used, as far as the engine has told."""
+    return sum(
+        choice.output_tokens + (choice.prompt_tokens if completed or choice.computed_tokens else 0)
+        for choice in choices
+    )
+
+
+def _engine_us(limits: Limits, prompt_tokens: int, output_tokens: int, held_token_us: int) -> int:
+    """The larger of two shares: of the engine's time, by tokens, and of its KV pool over time."""
+    step_us = limits.decode_step_us(limits.max_sequences)
+    tokens_us = prompt_tokens * limits.per_prefill_token_ns // 1000 + output_tokens * step_us // limits.max_sequences
+    return max(1, tokens_us, held_token_us // limits.pool_tokens)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.config import TenantConfig
+from sluice_sidecar.ledger import ChoiceCost, Cost
+from sluice_sidecar.limits import Limits
+from sluice_sidecar.progress import Progress
+from sluice_sidecar.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
+
+S = 1_000_000
+
+
+def limits() -> Limits:
+    found = Limits.from_state(ready_state(), live_config())
+    assert found is not None
+    return found
+
+
+def test_whoever_has_had_least_for_its_weight_is_due_next() -> None:
+    tenants = Tenants((TenantConfig(name="heavy", weight=3),))
+    for name in ("heavy", "light"):
+        tenants.waits(name)
+
+    served = []
+    for number in range(40):
+        name = min(("heavy", "light"), key=tenants.virtual)
+        tenants.start(name, str(number), 1_000)
+        served.append(name)
+
+    assert served.count("heavy") == 30
+
+
+def test_two_that_wait_all_the_time_never_part_by_more_than_one_request_each() -> None:
+    tenants, source = Tenants(()), random.Random(1)
+    names, had = ("a", "b", "c"), {"a": 0, "b": 0, "c": 0}
+    for name in names:
+        tenants.waits(name)
+
+    for number in range(500):
+        name = min(names, key=tenants.virtual)
+        cost_us = source.randint(1, 1_000) * (10 if name == "c" else 1)
+        tenants.start(name, str(number), cost_us)
+        had[name] += cost_us
+        assert max(had.values()) - min(had.values()) <= 10_000 + 1_000
+
+
+def test_a_tenant_that_comes_back_has_saved_up_nothing_and_is_next() -> None:
+    tenants = Tenants(())
+    for name in ("busy", "rare"):
+        tenants.waits(name)
+        tenants.start(name, f"{name} first", 1_000)
+    tenants.waits_no_more("rare")
+    tenants.end("rare first", 1_000)
+    for number in range(100):
+        tenants.start("busy", str(number), 1_000)
+
+    tenants.waits("rare")
+
+    assert tenants.virtual("rare") < tenants.virtual("busy")
+    tenants.start("rare", "rare again", 1_000)
+    assert tenants.virtual("rare") >= tenants.virtual("busy"), "one request, and it has caught up"
+
+
+def test_what_a_request_really_used_is_charged_when_it_leaves() -> None:
+    tenants = Tenants(())
+    for name in ("a", "b"):
+        tenants.waits(name)
+        tenants.start(name, name, 1_000)
+
+    tenants.end("a", 400)
+    tenants.end("b", 3_000)
+
+    assert tenants.virtual("b") - tenants.virtual("a") == 2_600 * 1000
+
+
+def test_the_share_of_a_tenant_is_told_among_those_that_are_here() -> None:
+    tenants = Tenants((TenantConfig(name="a", weight=2),))
+    tenants.waits("a")
+    tenants.start("a", "1", 3_000)
+    assert tenants.shares_percent("a") == (100, 100)
+    tenants.waits("b")
+    tenants.start("b", "2", 1_000)
+
+    assert tenants.shares_percent("a") == (75, 66)
+    assert tenants.shares_percent("b") == (25, 33)
+    assert tenants.shares_percent("c") == (0, 25)
+    tenants.configure((TenantConfig(name="b", weight=3),))
+    assert tenants.shares_percent("a") == (75, 25)
+
+
+def test_names_from_outside_do_not_fill_the_memory() -> None:
+    tenants = Tenants(())
+    for number in range(5 * MAX_IDLE):
+        name = f"user-{number}"
+        tenants.waits(name)
+        tenants.start(name, name, 1_000)
+        tenants.waits_no_more(name)
+        tenants.end(name, 10_000)
+
+    assert len(tenants) <= MAX_IDLE
+    assert tenants.shares_percent("another") == (0, 100)
+
+
+def test_an_end_that_nobody_knows_changes_nothing() -> None:
+    assert Tenants(()).end("never", 5) is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        # 1000 tokens at 50 µs; the pool of 1,600 tokens is held for one step of 10 ms only.
+        pytest.param(1000, 1, 50_000 + 2_500, id="a-prompt-costs-the-engine-time"),
+        # 200 held on average, of 1,600, for 200 steps of 10 ms; by tokens it were 200 × 10 ms / 4.
+        pytest.param(100, 200, 500_000 + 5_000, id="an-answer-shares-its-steps-with-others"),
+        pytest.param(700, 200, 800 * 200 * 10_000 // 1600, id="a-long-one-holds-the-cache"),
+    ],
+)
+def test_a_call_costs_the_larger_of_its_tokens_and_its_cache(prompt: int, output: int, expected: int) -> None:
+    assert expected_us(Cost((ChoiceCost(prompt, output),)), limits()) == expected
+
+
+def test_what_was_used_goes_by_what_was_computed_and_how_long_it_stayed() -> None:
+    half = Progress(800, 100, 100, computed_tokens=400)
+    whole = Progress(800, 100, 100, computed_tokens=800, output_tokens=50)
+
+    assert used_us((half,), 0, limits(), completed=False) == 400 * 50
+    assert used_us((whole,), S, limits(), completed=True) == 825 * S // 1600
+    assert used_tokens((half,), completed=False) == 800
+    assert used_tokens((Progress(800, 100, 100),), completed=False) == 0
+    assert used_tokens((whole, whole), completed=True) == 1_700
