@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from simulator.scenes import document, found, outcome
 from sluice_engine import codec
 from sluice_engine.core.steptime import StepTable
-from sluice_simulator import report
+from sluice_sidecar.errors import Refusal
+from sluice_simulator import report, scenario
+from sluice_simulator.call import Call, Watch
+from sluice_simulator.run import Finished, World
 
 POISSON = "loads__0__arrivals__poisson__requestsPerSecond"
 OVERLOADED = {POISSON: 60, "duration": "8s", "machine__kvCapacityTokens": 16_384}
@@ -111,6 +114,65 @@ def test_impatient_clients_leave_and_their_blocks_come_back() -> None:
 
     assert total["outcomes"]["left"] > 0
     assert total["ttft_ms"]["max"] <= 500
+
+
+def test_a_client_that_times_out_leaves_in_the_middle_of_its_answer_and_comes_again() -> None:
+    changes: dict[str, Any] = {"loads__0__timeout": "700ms", "loads__0__retries": {"most": 1}}
+
+    total = found(document(**changes))["total"]
+
+    assert total["latency_ms"]["p50"] <= 700
+    assert total["outcomes"]["left"] > 0
+    assert total["attempts"] >= total["requests"] + total["outcomes"]["left"]
+
+
+def test_a_client_that_has_left_for_good_does_not_come_again() -> None:
+    result = outcome(document(loads__0__abandons={"percent": 30, "within": "2s"}))
+
+    load = result.tally.loads["chat"]
+    assert 0 < load.outcomes["left"] < 0.3 * load.requests
+    assert load.attempts == load.requests
+    (replica,) = result.replicas
+    assert replica.gate is not None
+    assert not replica.gate.room.ledger.entries
+    assert replica.loop.scheduler.pool.num_free == replica.loop.scheduler.pool.num_blocks
+
+
+def test_an_engine_is_slow_for_a_while_and_for_that_while_only() -> None:
+    slow = [{"at": "5s", "lasting": "5s", "factor": 4}]
+
+    plain, slowed = (outcome(document(**changes)) for changes in ({}, {"machine__slowdowns": slow}))
+
+    def decodes(finished: Finished, from_s: int, to_s: int) -> int:
+        line = finished.tally.timeline
+        return sum(
+            one.decode_tokens
+            for index, one in enumerate(line.slices)
+            if from_s * 1_000_000 <= index * line.width_us < to_s * 1_000_000
+        )
+
+    assert decodes(slowed, 0, 4) == decodes(plain, 0, 4)
+    assert decodes(slowed, 5, 10) < 0.8 * decodes(plain, 5, 10)
+    assert slowed.tally.loads["chat"].missed_itl > plain.tally.loads["chat"].missed_itl
+
+
+def test_who_watches_is_told_of_every_refusal_and_every_end() -> None:
+    class Counts(Watch):
+        refusals = ends = good = 0
+
+        def refused(self, call: Call, refusal: Refusal) -> None:
+            self.refusals += 1
+
+        def over(self, call: Call, outcome: str, *, good: bool) -> None:
+            self.ends += 1
+            self.good += good
+
+    watch = Counts()
+    result = World(scenario.parse(document(**OVERLOADED), "small.yaml"), watch=watch).happen()
+
+    load = result.tally.loads["chat"]
+    assert watch.refusals == load.refusals.total() > 0
+    assert (watch.ends, watch.good) == (load.requests, load.good)
 
 
 def test_an_answer_after_its_deadline_is_not_good() -> None:

@@ -9,7 +9,18 @@ import pytest
 
 from sluice_simulator.lengths import Lengths
 from sluice_simulator.traces import Trace
-from sluice_simulator.workload import END_TOKEN, Arrival, Bursts, Content, Poisson, Replay, Shape, prompt_of
+from sluice_simulator.workload import (
+    END_TOKEN,
+    Arrival,
+    Bursts,
+    Content,
+    Poisson,
+    Replay,
+    Shape,
+    Stage,
+    Stages,
+    prompt_of,
+)
 
 TEN = Lengths(distribution="Fixed", mean=10, least=10, most=10)
 SHAPE = Shape(prompt=TEN, output=TEN, max_tokens=None)
@@ -32,6 +43,34 @@ def test_bursts_come_when_they_are_due() -> None:
     inside = [one for one in arrivals if one.time_us % 10_000_000 < 1_000_000]
     assert len(inside) == pytest.approx(50 * 100, rel=0.05)
     assert len(arrivals) - len(inside) == pytest.approx(2 * 900, rel=0.08)
+
+
+def test_each_stage_has_its_rate_and_the_last_one_holds_on() -> None:
+    stages = Stages(
+        stages=(Stage(4, 100_000_000), Stage(40, 50_000_000), Stage(0, 10_000_000), Stage(8, 1)), shape=SHAPE
+    )
+
+    times = [one.time_us for one in stages.arrivals(random.Random(1), 300_000_000)]
+
+    def count(from_s: int, to_s: int) -> int:
+        return sum(from_s * 1_000_000 <= time_us < to_s * 1_000_000 for time_us in times)
+
+    assert times == sorted(times)
+    assert count(0, 100) == pytest.approx(400, rel=0.15)
+    assert count(100, 150) == pytest.approx(2000, rel=0.08)
+    assert count(150, 160) == 0
+    assert count(160, 300) == pytest.approx(1120, rel=0.1)
+
+
+def test_some_clients_leave_at_any_moment() -> None:
+    shape = Shape(prompt=TEN, output=TEN, max_tokens=None, abandons_percent=20, abandons_within_us=4_000_000)
+
+    arrivals = list(Poisson(per_second=20, shape=shape).arrivals(random.Random(1), 500_000_000))
+
+    stays_us = [one.leaves_us - one.time_us for one in arrivals if one.leaves_us is not None]
+    assert len(stays_us) == pytest.approx(0.2 * len(arrivals), rel=0.1)
+    assert sum(stays_us) / len(stays_us) == pytest.approx(2_000_000, rel=0.1)
+    assert max(stays_us) < 4_000_000
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from sluice_simulator.workload import Arrival
 
 # Ends beside the engine's own outcomes.
 REFUSED, LEFT, LATE = "refused", "left", "late"
+# It left, and does not come back: told as LEFT.
+WALKED_AWAY = "walked away"
 
 
 class Door(Protocol):
@@ -45,6 +47,16 @@ class Router(Protocol):
         ...
 
 
+class Watch:
+    """Told of every refused attempt and of every end. This one, a plain run's, takes no notice."""
+
+    def refused(self, call: Call, refusal: Refusal) -> None:
+        """The gate turned an attempt away."""
+
+    def over(self, call: Call, outcome: str, *, good: bool) -> None:
+        """A request came to its end, after all its attempts."""
+
+
 @dataclass(slots=True)
 class Sender:
     """What the clients of one load have in common."""
@@ -57,14 +69,15 @@ class Sender:
     tally: Tally
     source: random.Random
     budget: RetryBudget
+    watch: Watch
 
 
 class Call:
     """One request, over all its attempts."""
 
     __slots__ = (
-        "_deadline", "_patience", "arrival", "attempt", "door", "first_us", "number", "permit", "request", "request_id",
-        "sender", "tally", "then", "ticket", "times",
+        "_deadline", "_patience", "_timeout", "arrival", "attempt", "door", "first_us", "number", "permit", "request",
+        "request_id", "sender", "tally", "then", "ticket", "times",
     )  # fmt: skip
 
     def __init__(self, number: int, arrival: Arrival, sender: Sender) -> None:
@@ -86,6 +99,7 @@ class Call:
         """Told once it is over: a closed loop's next move."""
         self._patience: Timer | None = None
         self._deadline: Timer | None = None
+        self._timeout: Timer | None = None
 
     def start(self) -> None:
         """The first attempt."""
@@ -105,6 +119,8 @@ class Call:
         config = sender.config
         if config.patience_us is not None:
             self._patience = sender.events.at(now_us + config.patience_us, self._impatient)
+        if config.timeout_us is not None:
+            self._timeout = sender.events.at(now_us + config.timeout_us, self._timed_out)
         if config.terms.finish_us is not None:
             self._deadline = sender.events.at(now_us + config.terms.finish_us, self._late)
         elif self.arrival.leaves_us is not None:
@@ -126,6 +142,7 @@ class Call:
         if self.tally is not None:
             self.tally.refusals[refusal.reason.value] += 1
         self.sender.tally.timeline.at(self.sender.events.now_us).refused += 1
+        self.sender.watch.refused(self, refusal)
         # Too late for its own bound: no load is to blame, and trying again is of no use.
         self._again(refusal, Outcome.EXPIRED.value if refusal is MISSED else REFUSED)
 
@@ -160,13 +177,16 @@ class Call:
         if self.times.first_us is None:
             self._leave(LEFT)
 
+    def _timed_out(self) -> None:
+        self._leave(LEFT)
+
     def _late(self) -> None:
         if self.tally is not None:
             self.tally.missed_deadline += 1
         self._leave(LATE)
 
     def _walk_away(self) -> None:
-        self._leave(LEFT)
+        self._leave(WALKED_AWAY)
 
     def _leave(self, outcome: str) -> None:
         assert self.door is not None, "an attempt is somewhere"
@@ -175,7 +195,7 @@ class Call:
         if outcome == LEFT:
             self._again(None, outcome)
         else:
-            self._over(outcome, good=False)
+            self._over(LEFT if outcome == WALKED_AWAY else outcome, good=False)
 
     def _again(self, refusal: Refusal | None, outcome: str) -> None:
         sender = self.sender
@@ -189,14 +209,15 @@ class Call:
 
     def _over(self, outcome: str, *, good: bool) -> None:
         self.sender.tally.ended(self.tally, outcome, self.sender.events.now_us, good=good)
+        self.sender.watch.over(self, outcome, good=good)
         if self.then is not None:
             self.then(self)
 
     def _settle_attempt(self) -> None:
-        for timer in (self._patience, self._deadline):
+        for timer in (self._patience, self._timeout, self._deadline):
             if timer is not None:
                 timer.cancel()
-        self._patience = self._deadline = None
+        self._patience = self._timeout = self._deadline = None
 
 
 class Callback(Protocol):

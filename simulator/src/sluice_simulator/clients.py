@@ -43,6 +43,8 @@ class ClientConfig:
 
     patience_us: int | None = None
     """It leaves when no first token has come by then; None: it waits."""
+    timeout_us: int | None = None
+    """It leaves when the whole answer has not come by then: one that does not stream. It tells nobody."""
     terms: Terms = field(default_factory=Terms)
     """Class, tenant and bounds, as its headers tell them; after the second bound it leaves by itself."""
     retries: Retries = field(default_factory=Retries)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -56,15 +57,25 @@ class Noisy:
         return max(1, round(predicted_us * factor))
 
 
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """A while in which every step takes a multiple of its time: heat, a neighbour, a page fault."""
+
+    from_us: int
+    until_us: int
+    factor: float
+
+
 class Executor:
     """A runner whose device is a source of times."""
 
-    def __init__(self, durations: Durations, num_slots: int) -> None:
+    def __init__(self, durations: Durations, num_slots: int, slowdowns: Sequence[Slowdown] = ()) -> None:
         self.now_us = 0
         """The engine's clock."""
         self.on_step: Callable[[StepPlan, int, int], None] | None = None
         """Told of each step before it is settled: the plan, when it began and when it ends."""
         self._durations = durations
+        self._slowdowns = slowdowns
         self._ends: dict[str, int] = {}
         """By request id: known tokens after which its next one is the end, where the model ends it."""
         self._ends_by_slot = np.full(num_slots, -1, dtype=np.int64)
@@ -76,7 +87,7 @@ class Executor:
     def execute(self, plan: StepPlan) -> StepResult:
         """Let the time of the step pass."""
         started_us = self.now_us
-        ended_us = started_us + self._durations.of(plan)
+        ended_us = started_us + self._took_us(plan)
         if self.on_step is not None:
             self.on_step(plan, started_us, ended_us)
         self.now_us = ended_us
@@ -89,6 +100,13 @@ class Executor:
         if first:
             is_end = np.concatenate([is_end, first])
         return StepResult(plan.step, np.where(is_end, END_TOKEN, _TOKEN))
+
+    def _took_us(self, plan: StepPlan) -> int:
+        took_us = self._durations.of(plan)
+        for one in self._slowdowns:
+            if one.from_us <= self.now_us < one.until_us:
+                took_us = round(took_us * one.factor)
+        return took_us
 
     def expect(self, request_id: str, prompt_tokens: int, output_tokens: int, max_tokens: int) -> SamplingParams:
         """What the engine is asked for a request that will draw `output_tokens`, its end among them."""

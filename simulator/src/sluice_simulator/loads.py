@@ -13,9 +13,9 @@ from sluice_simulator.lengths import Lengths, read_lengths
 from sluice_simulator.record import read_record
 from sluice_simulator.recorded import Recorded
 from sluice_simulator.traces import FORMATS, read_trace
-from sluice_simulator.workload import Bursts, ClosedLoop, Poisson, Replay, Shape, Source
+from sluice_simulator.workload import Bursts, ClosedLoop, Poisson, Replay, Shape, Source, Stage, Stages
 
-_KINDS = ("poisson", "bursts", "closedLoop", "trace", "record")
+_KINDS = ("poisson", "bursts", "stages", "closedLoop", "trace", "record")
 _MOST_PER_SECOND = 100_000
 _MOST_CLIENTS = 100_000
 
@@ -69,6 +69,10 @@ def _read_source(fields: Fields, room: Room, folder: Path, max_tokens: int | Non
         recorded.end()
     else:
         shape = _read_shape(fields, room, max_tokens)
+        if kinds[0] == "stages":
+            stages = Stages(stages=tuple(map(_read_stage, arrivals.sections("stages"))), shape=shape)
+            arrivals.end()
+            return stages
         one = arrivals.section(kinds[0])
         if kinds[0] == "poisson":
             source = Poisson(per_second=one.number("requestsPerSecond", 1e-6, _MOST_PER_SECOND), shape=shape)
@@ -98,6 +102,15 @@ def _read_bursts(fields: Fields, shape: Shape) -> Bursts:
     )
 
 
+def _read_stage(fields: Fields) -> Stage:
+    rate, lasting_us = (
+        fields.number("requestsPerSecond", 0, _MOST_PER_SECOND),
+        fields.duration_us("lasting", least_us=1),
+    )
+    fields.end()
+    return Stage(rate, lasting_us)
+
+
 def _read_shape(fields: Fields, room: Room, max_tokens: int | None) -> Shape:
     output = read_lengths(fields.section("outputTokens"), room.most_tokens - 1)
     asked = max_tokens if max_tokens is not None else output.most
@@ -121,7 +134,15 @@ def _read_shape(fields: Fields, room: Room, max_tokens: int | None) -> Shape:
         head_tokens = heads.whole("tokens", 1, room.most_tokens)
         shared = heads.whole("variants", 1, 1_000_000, 1)
     heads.end()
-    return Shape(prompt=prompt, output=output, max_tokens=max_tokens, shared_heads=shared, head_tokens=head_tokens)
+    leavers = fields.section("abandons")
+    percent, within_us = 0.0, 0
+    if leavers.has("percent"):
+        percent, within_us = leavers.number("percent", 0, 100), leavers.duration_us("within", least_us=1)
+    leavers.end()
+    return Shape(
+        prompt=prompt, output=output, max_tokens=max_tokens, shared_heads=shared, head_tokens=head_tokens,
+        abandons_percent=percent, abandons_within_us=within_us,
+    )  # fmt: skip
 
 
 def _read_replay(fields: Fields, room: Room, folder: Path, max_tokens: int | None) -> Replay:
@@ -150,6 +171,7 @@ def _read_replay(fields: Fields, room: Room, folder: Path, max_tokens: int | Non
 
 def _read_client(fields: Fields) -> ClientConfig:
     patience_us = fields.optional("patience", lambda key: fields.duration_us(key, least_us=1))
+    timeout_us = fields.optional("timeout", lambda key: fields.duration_us(key, least_us=1))
     first_us = fields.optional("firstTokenDeadline", lambda key: fields.duration_us(key, least_us=1))
     deadline_us = fields.optional("deadline", lambda key: fields.duration_us(key, least_us=1))
     if deadline_us is not None and first_us is not None and first_us > deadline_us:
@@ -176,4 +198,4 @@ def _read_client(fields: Fields) -> ClientConfig:
         raise retries.problem("longest", "must not be shorter than initial")
     if read.most and read.budget_percent == 0:
         raise retries.problem("budgetPercent", f"0 allows no retry, and most is {read.most}: set most: 0")
-    return ClientConfig(patience_us=patience_us, terms=terms, retries=read)
+    return ClientConfig(patience_us=patience_us, timeout_us=timeout_us, terms=terms, retries=read)

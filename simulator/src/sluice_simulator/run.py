@@ -17,7 +17,7 @@ from sluice_engine.core.assemble import Assembled, assemble
 from sluice_engine.core.state import DerivedLimits
 from sluice_operator.files import Paths, files
 from sluice_sidecar.admission import Admission
-from sluice_simulator.call import Call, Sender
+from sluice_simulator.call import Call, Sender, Watch
 from sluice_simulator.clients import RetryBudget
 from sluice_simulator.events import Events
 from sluice_simulator.executor import Durations, Executor, Noisy
@@ -46,10 +46,7 @@ class Finished:
 
 def run(scenario: Scenario, durations: StepTimesOf | None = None) -> Finished:
     """Let a scenario happen. `durations` gives each replica's step times, by its number, instead of the scenario's."""
-    world = _World(scenario, durations or partial(_noisy, scenario))
-    with _without_collector():
-        world.events.run(lambda: world.is_over)
-    return Finished(scenario, world.derived, world.tally, tuple(world.replicas))
+    return World(scenario, durations).happen()
 
 
 def assembled_of(scenario: Scenario) -> Assembled:
@@ -66,10 +63,12 @@ def assembled_of(scenario: Scenario) -> Assembled:
     )
 
 
-class _World:
-    """All that a run is made of."""
+class World:
+    """All that a run is made of. An experiment may change it before it happens, and watch while it does."""
 
-    def __init__(self, scenario: Scenario, durations: StepTimesOf) -> None:
+    def __init__(self, scenario: Scenario, durations: StepTimesOf | None = None, watch: Watch | None = None) -> None:
+        durations = durations or partial(_noisy, scenario)
+        self.watch = watch or Watch()
         self.scenario = scenario
         self.events = Events()
         self.tally = Tally(
@@ -81,10 +80,16 @@ class _World:
         self._sending = len(scenario.loads)
         """Loads that may still send something."""
         self._numbers = iter(range(1 << 62))
+
+    def happen(self) -> Finished:
+        """Let time pass until nothing more will happen that counts."""
         for replica in self.replicas:
             replica.start()
-        for index, load in enumerate(scenario.loads):
+        for index, load in enumerate(self.scenario.loads):
             self._start(load, index)
+        with _without_collector():
+            self.events.run(lambda: self.is_over)
+        return Finished(self.scenario, self.derived, self.tally, tuple(self.replicas))
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +115,7 @@ class _World:
         return Replica(
             f"replica-{number}",
             assembled,
-            Executor(durations, assembled.scheduler.rows.num_slots),
+            Executor(durations, assembled.scheduler.rows.num_slots, scenario.machine.slowdowns),
             self.events,
             self.tally,
             gate,
@@ -128,6 +133,7 @@ class _World:
             tally=self.tally,
             source=_source(scenario, f"clients of {load.name}"),
             budget=RetryBudget(load.client.retries.budget_percent),
+            watch=self.watch,
         )
         source = _source(scenario, f"arrivals of {load.name}")
         if isinstance(load.source, ClosedLoop):

@@ -24,6 +24,7 @@ from sluice_operator import manifest, plain_yaml
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.spec import ServiceSpec
 from sluice_simulator.errors import InvalidInput
+from sluice_simulator.executor import Slowdown
 from sluice_simulator.fields import Fields
 from sluice_simulator.loads import Load, Room, read_load
 from sluice_simulator.record import read_record
@@ -54,6 +55,7 @@ class Machine:
     noise_sigma: float
     """Standard deviation of the logarithm of a step's real time over its predicted one."""
     slowdown: float
+    slowdowns: tuple[Slowdown, ...]
     host_overhead_us: int
     """Of each step, outside the device."""
     capacity: Capacity
@@ -253,6 +255,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
         default_noise = 100 * (math.exp(math.log(max(1.0, table.tail_ratio)) / z) - 1) if z > 0 else 0.0
     noise = fields.number("noisePercent", 0, 200, default_noise)
     slowdown = fields.number("slowdown", 0.01, 100, 1.0)
+    slowdowns = tuple(map(_read_slowdown, fields.sections("slowdowns"))) if fields.has("slowdowns") else ()
     block = spec.cache.block_tokens
     pool_tokens = fields.whole("kvCapacityTokens", block, _MOST_POOL_TOKENS, _DEFAULT_POOL_TOKENS)
     length = fields.whole(
@@ -268,6 +271,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
         times_source=source,
         noise_sigma=math.log1p(noise / 100),
         slowdown=slowdown,
+        slowdowns=slowdowns,
         host_overhead_us=table.host_overhead_us if table else 0,
         capacity=Capacity(
             num_blocks=pool_tokens // block,
@@ -281,6 +285,14 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
         num_host_blocks=num_host_blocks,
         link=link if num_host_blocks else None,
     )
+
+
+def _read_slowdown(fields: Fields) -> Slowdown:
+    from_us = fields.duration_us("at")
+    until_us = from_us + fields.duration_us("lasting", least_us=1)
+    one = Slowdown(from_us, until_us, fields.number("factor", 0.01, 100))
+    fields.end()
+    return one
 
 
 def _read_link(fields: Fields, block_bytes: int) -> Link:

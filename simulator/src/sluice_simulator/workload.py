@@ -79,6 +79,10 @@ class Shape:
     shared_heads: int = 0
     """Prompts begin with one of this many heads; 0: with none."""
     head_tokens: int = 0
+    abandons_percent: float = 0.0
+    """So many of the clients leave, whatever has come by then."""
+    abandons_within_us: int = 0
+    """Those leave at any moment, all alike, so soon after they came."""
 
     def draw(self, time_us: int, source: random.Random) -> Arrival:
         """One request."""
@@ -88,7 +92,10 @@ class Shape:
         content = Content()
         if self.shared_heads:
             content = Content((source.randrange(self.shared_heads),), self.head_tokens)
-        return Arrival(time_us, prompt, output, self.max_tokens or output, content)
+        leaves_us = None
+        if self.abandons_percent and source.random() * 100 < self.abandons_percent:
+            leaves_us = time_us + source.randrange(self.abandons_within_us)
+        return Arrival(time_us, prompt, output, self.max_tokens or output, content, leaves_us=leaves_us)
 
 
 class Source(Protocol):
@@ -119,7 +126,7 @@ class Poisson:
     def arrivals(self, source: random.Random, until_us: int | None) -> Iterator[Arrival]:
         """Requests in order of time."""
         time_us = 0
-        while True:
+        while self.per_second:
             time_us += round(source.expovariate(self.per_second) * 1e6)
             if until_us is not None and time_us >= until_us:
                 return
@@ -153,6 +160,48 @@ class Bursts:
             in_burst = time_us % self.every_us < self.lasting_us
             if source.random() * most < (self.burst_per_second if in_burst else self.per_second):
                 yield self.shape.draw(time_us, source)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a load's life."""
+
+    per_second: float
+    lasting_us: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """Poisson arrivals whose rate changes from stage to stage; the last one's holds on to the end."""
+
+    stages: tuple[Stage, ...]
+    shape: Shape
+
+    @property
+    def last_us(self) -> int | None:
+        """It has no end of its own."""
+        return None
+
+    def arrivals(self, source: random.Random, until_us: int | None) -> Iterator[Arrival]:
+        """Requests in order of time."""
+        from_us = 0
+        for index, stage in enumerate(self.stages):
+            to_us = None if index == len(self.stages) - 1 else from_us + stage.lasting_us
+            # A process without memory: what the stage before would have sent next is nothing to this one.
+            for arrival in Poisson(per_second=stage.per_second, shape=self.shape).arrivals(
+                source, _earlier(None if to_us is None else to_us - from_us, until_us, from_us)
+            ):
+                arrival.time_us += from_us
+                yield arrival
+            from_us += stage.lasting_us
+            if until_us is not None and from_us >= until_us:
+                return
+
+
+def _earlier(lasting_us: int | None, until_us: int | None, from_us: int) -> int | None:
+    """How long a stage lasts that the run may cut short."""
+    left = [one for one in (lasting_us, None if until_us is None else until_us - from_us) if one is not None]
+    return min(left) if left else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
