@@ -46,12 +46,18 @@ class RunningGate:
 
 @asynccontextmanager
 async def running_gate(
-    engine: ScriptedEngine, tmp_path: Path, *, live: LiveConfig | None = None, ready: bool = True, **changes: Any
+    engine: ScriptedEngine | None,
+    tmp_path: Path,
+    /,
+    *,
+    live: LiveConfig | None = None,
+    ready: bool = True,
+    **changes: Any,
 ) -> AsyncIterator[RunningGate]:
-    """A gate that has seen its engine ready, unless `ready` is False."""
+    """A gate that has seen its engine ready, unless `ready` is False; before another engine where it is given none."""
     settings: dict[str, Any] = {
         "served_name": "tiny",
-        "engine_socket": str(engine.socket_path),
+        "engine_socket": "" if engine is None else str(engine.socket_path),
         "run_dir": str(tmp_path),
         "state_interval_us": 10_000,
         "endpoint_propagation_us": 0,

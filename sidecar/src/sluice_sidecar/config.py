@@ -33,6 +33,14 @@ class GateConfig:
     """Where Sluice's own engine listens."""
     engine_url: str = ""
     """Where another engine listens, on this pod's loopback: `http://127.0.0.1:8000`."""
+    engine_max_sequences: int | None = None
+    """Requests that another engine was started to run at once; None: as it tells, or as is learned."""
+    engine_kv_tokens: int | None = None
+    """Tokens that another engine's KV cache holds; None: as it tells."""
+    engine_chunk_tokens: int | None = None
+    """Prefill that one step of another engine takes at most; None: as it tells, or its program's default."""
+    engine_priorities: bool = False
+    """Whether another engine was started with its priority scheduling; without it, it refuses a priority."""
     live_path: str = "/etc/sluice/live/live.json"
     run_dir: str = "/run/sluice"
     """Where `drained` is written, and `gate-address.json` with the bound addresses for local runs."""
@@ -66,6 +74,9 @@ class GateConfig:
         for name in ("engine_url", "otlp_endpoint"):
             url = getattr(self, name)
             require(not url or _URL.fullmatch(url) is not None, name, "must be an http:// or https:// URL")
+        for name in ("engine_max_sequences", "engine_kv_tokens", "engine_chunk_tokens"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, "must be at least 1")
         is_own = self.engine == "sluice"
         require(is_own != bool(self.engine_url), "engine_url", "belongs to every engine but sluice, which has a socket")
         require(self.endpoint_propagation_us >= 0, "endpoint_propagation_us", "must not be negative")

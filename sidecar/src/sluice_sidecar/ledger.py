@@ -164,7 +164,8 @@ class Ledger:
         for entry in self.entries.values():
             for index, choice in enumerate(entry.choices):
                 if (request := listed.pop((entry.id, index), None)) is None:
-                    _not_listed(entry, choice, finished.get((entry.id, index)), now_us)
+                    if self.lists_requests:
+                        _not_listed(entry, choice, finished.get((entry.id, index)), now_us)
                     continue
                 # An answer that is not streamed moves nothing here until it is whole.
                 if choice.correct(request):

@@ -64,7 +64,7 @@ class Limits:
             per_prefill_token_ns=prefill.per_token_ns,
             per_prior_pair_ps=prefill.per_prior_pair_ps,
             decode_curve_us=tuple(sorted(state.decode_curve_us)),
-            chunk=live.scheduling,
+            chunk=_chunk(state, live),
         )
 
     def under(self, live: LiveConfig) -> Limits:
@@ -138,6 +138,13 @@ class Limits:
         steps = -(-(queue_tokens * share + own_tokens * chunk) // (chunk * share))
         prefill_ns = tokens * self.per_prefill_token_ns + prior_pairs * self.per_prior_pair_ps // 1000
         return steps * self.decode_step_us(decodes) + prefill_ns // 1000
+
+
+def _chunk(state: EngineState, live: LiveConfig) -> LiveSchedulingConfig:
+    """Another engine fills its own chunk in every step, whatever the promise says."""
+    if state.engine == "sluice" or live.scheduling.prefill_chunk_tokens is not None or state.derived is None:
+        return live.scheduling
+    return replace(live.scheduling, prefill_chunk_tokens=max(1, state.derived.chunk_ceiling_tokens))
 
 
 class Growth(NamedTuple):

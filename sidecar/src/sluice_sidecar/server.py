@@ -61,7 +61,7 @@ class Gate:
         self.admission = Admission(
             live, stale_after_us=config.stale_after_us, blind_after_us=config.blind_after_us, draw=draw
         )
-        self.engine = engine_link(config, self.admission, clock)
+        self.engine = engine_link(config, live.slo, self.admission, clock)
         self.metrics = GateMetrics()
         self.recorder = Recorder(live.slo, self.admission.room, self.admission.decisions, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)

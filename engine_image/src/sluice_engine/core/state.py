@@ -160,6 +160,9 @@ class EngineState:
     seq: int
     """Raised at each publication; a seq that stands still is a frozen engine thread or an idle one."""
     phase: Phase
+    engine: str = "sluice"
+    """Another engine's name where a gate tells in these words what that engine's metrics say; such a state lists no
+    request that the gate let in."""
     failure: str = ""
     model: str = ""
     max_length_tokens: int = 0

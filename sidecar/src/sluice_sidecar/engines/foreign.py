@@ -1,0 +1,339 @@
+"""The link to another engine: its health and its metrics page stand for the state that it does not tell.
+
+Owns the poll, the one scrape in flight, and the order of a start: healthy, facts, calibration, first page. What differs
+between engines is in their dialects. Must not decide about requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any
+
+import aiohttp
+
+from sluice_engine.config import SLOConfig
+from sluice_engine.core.state import EngineState, LoadingProgress
+from sluice_engine.core.terms import Terms
+from sluice_sidecar.admission import Admission
+from sluice_sidecar.engines.bodies import with_priority, without_priority
+from sluice_sidecar.engines.calibrate import calibrate
+from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConnection
+from sluice_sidecar.engines.dialect import Dialect
+from sluice_sidecar.engines.exposition import without_process_metrics
+from sluice_sidecar.engines.learned import LearnedSteps
+from sluice_sidecar.engines.page import Page, UnreadablePage
+from sluice_sidecar.engines.poll import Beat
+from sluice_sidecar.engines.reading import Facts, Reading
+from sluice_sidecar.engines.told import Started, Told
+from sluice_sidecar.errors import EngineUnreachable, Reason
+from sluice_sidecar.life import EngineLife, Patience
+
+log = logging.getLogger(__name__)
+
+# Their servers share a thread with tokenizing and detokenizing, and answered after 30 to 40 s under load
+# (vllm#38157): silence says less of them than of our own.
+SILENT_AFTER_US = 45_000_000
+WEDGED_AFTER_US = 180_000_000
+HEALTH_TIMEOUT_S = 1.0
+# A page may wait for the end of a long step; meanwhile the state in use grows old, and no second one is asked for.
+PAGE_TIMEOUT_S = 10.0
+PAGE_BACKOFF_US = 5_000_000
+# One poll waits this long for the page that is on its way.
+_PAGE_PATIENCE_S = 0.15
+# A request that was passed on this long ago and has given a token is among those that a page counts.
+_COUNTED_AFTER_US = 2_000_000
+_BUSY = frozenset((429, 503))
+
+
+class ForeignEngine:
+    """vLLM, SGLang or llama.cpp as the gate sees it."""
+
+    enforces_deadlines = False
+    keeps_steps = False
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        connection: EngineConnection,
+        admission: Admission,
+        clock: Callable[[], int],
+        *,
+        slo: SLOConfig,
+        started: Started,
+        interval_us: int,
+        has_priorities: bool = False,
+    ) -> None:
+        """`has_priorities`: it was started with its priority scheduling; else it refuses the field."""
+        self._dialect = dialect
+        self._traits = dialect.traits
+        self._connection = connection
+        self._admission = admission
+        admission.room.ledger.lists_requests = False
+        self._clock = clock
+        self._slo = slo
+        self._has_priorities = has_priorities
+        self._beat = Beat(self.poll, interval_us)
+        self.life = EngineLife(
+            Patience(
+                silent_after_us=SILENT_AFTER_US,
+                wedged_after_us=WEDGED_AFTER_US,
+                frozen_after_us=self._traits.frozen_after_us,
+            )
+        )
+        self._told = Told(self._traits.name, started, self._traits.default_chunk_tokens)
+        self._facts: Facts | None = None
+        self._steps: LearnedSteps | None = None
+        self._health_due_us = 0
+        self._page_due_us = 0
+        self._scrape: asyncio.Task[bytes] | None = None
+        self._scraped_us = 0
+        self._page = b""
+        self._problem = ""
+        """What was last logged of its pages, so that it is logged once."""
+
+    @property
+    def state(self) -> EngineState | None:
+        """What its last page said, in the words of our own engine's state."""
+        return self.life.state
+
+    @property
+    def loop_lag_us(self) -> int:
+        """How late the last poll began."""
+        return self._beat.lag_us
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._scrape is not None:
+            self._scrape.cancel()
+            with suppress(asyncio.CancelledError, EngineUnreachable, TimeoutError):
+                await self._scrape
+        await self._connection.close()
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        await self._beat.run()
+
+    def poke(self) -> None:
+        """Something happened to a connection: look now, at its health too."""
+        self._health_due_us = 0
+        self._beat.poke()
+
+    async def poll(self) -> None:
+        """Look at it once and act on it."""
+        asked_us = self._clock()
+        try:
+            if await self._is_healthy(asked_us):
+                await self._look(asked_us)
+        except EngineUnreachable as error:
+            self._unreachable(error, asked_us)
+        except TimeoutError:
+            self.life.unanswered(asked_us)
+        self._admission.set_unavailable(self.unavailable(), self._clock())
+
+    # What the gate asks.
+
+    def unavailable(self) -> Reason | None:
+        """Why no capacity exists; None when the engine can serve."""
+        return self.life.unavailable(self._clock(), has_limits=self._admission.room.limits is not None)
+
+    def start_problem(self) -> str | None:
+        """What the start still waits for; None once the engine is ready."""
+        return self.life.start_problem()
+
+    def life_problem(self) -> str | None:
+        """Positive evidence that the engine must be restarted; None without any."""
+        return self.life.life_problem(self._clock())
+
+    def meaning_of(self, status: int) -> Reason | None:
+        """A queue that is full is 503 for some and 429 for others: to us it is load, and an estimate that was wrong."""
+        return Reason.ENGINE_OVERLOADED if status in _BUSY else None
+
+    def body_for_engine(self, content: bytes, terms: Terms) -> bytes:
+        """The body with the priority of its class in the engine's own sign; without any where it has no such thing."""
+        if self._has_priorities and self._traits.priority_sign:
+            return with_priority(content, terms, self._traits.priority_sign)
+        return without_priority(content)
+
+    def request(
+        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        """One exchange with the engine."""
+        return self._connection.request(method, path, headers=headers, body=body)
+
+    async def get_json(self, path: str) -> Any:  # noqa: ANN401  # JSON has no narrower type
+        """A JSON document of the engine's."""
+        return await self._connection.get_json(path)
+
+    async def count_tokens(self, body: bytes) -> int | None:
+        """The exact length of a prompt; None when the engine cannot tell."""
+
+        async def post_json(path: str, question: dict[str, Any]) -> Any:  # noqa: ANN401  # likewise
+            return await self._connection.post_json(path, json.dumps(question).encode(), within_s=CONNECT_TIMEOUT_S)
+
+        return await self._dialect.count_tokens(json.loads(body), post_json)
+
+    async def metrics_page(self) -> bytes:
+        """The page that was last read, without what is its process's: nobody else scrapes the engine."""
+        return b"" if self.life.refuses else without_process_metrics(self._page)
+
+    # How a poll goes.
+
+    async def _is_healthy(self, asked_us: int) -> bool:
+        if asked_us < self._health_due_us:
+            return True
+        async with asyncio.timeout(HEALTH_TIMEOUT_S), self._connection.request("GET", "/health") as answer:
+            status = answer.status
+        if status == OK:
+            self.life.unreadable()
+            ready = self.state is not None and self.state.phase == "ready"
+            self._health_due_us = asked_us + (self._traits.health_every_us if ready else 0)
+            return True
+        was_ready = self._facts is not None
+        if self._traits.unhealthy == "failed" and was_ready:
+            self.life.answered(self._told.failed(f"its /health says {status}"), asked_us)
+        elif self._traits.unhealthy == "silent" and was_ready:
+            self.life.unanswered(asked_us)
+        else:
+            self.life.answered(self._told.loading(f"its /health says {status}"), asked_us)
+        return False
+
+    async def _look(self, asked_us: int) -> None:
+        if self._facts is None:
+            self._facts = await self._dialect.facts(self._connection.get_json)
+        page, page_us = await self._next_page(asked_us)
+        if page is None:
+            return
+        reading = self._read(page)
+        if reading is None:
+            return
+        if reading.asleep:
+            self.life.answered(self._told.loading("it sleeps"), page_us)
+            return
+        if self._steps is None:
+            self._steps = await self._calibrated(self._facts, reading)
+            self.poke()
+            return
+        self._steps.observe(reading, page_us)
+        self._take(self._facts, reading, self._steps, page_us)
+
+    async def _next_page(self, asked_us: int) -> tuple[bytes | None, int]:
+        """(the page, when it was asked for); None while it has not come, or is left alone for a while."""
+        if self._scrape is None:
+            if asked_us < self._page_due_us:
+                return None, 0
+            self._scraped_us = asked_us
+            self._scrape = asyncio.create_task(self._fetch_page())
+        await asyncio.wait((self._scrape,), timeout=_PAGE_PATIENCE_S)
+        if not self._scrape.done():
+            return None, 0
+        scrape, self._scrape = self._scrape, None
+        try:
+            self._page = scrape.result()
+        except (TimeoutError, EngineUnreachable) as error:
+            self._page_due_us = self._clock() + PAGE_BACKOFF_US
+            if isinstance(error, EngineUnreachable) and error.refused:
+                self._page_due_us = 0
+                raise
+            self._complain(f"no page of metrics: {str(error) or 'too slow'}")
+            return None, 0
+        return self._page, self._scraped_us
+
+    async def _fetch_page(self) -> bytes:
+        try:
+            async with asyncio.timeout(PAGE_TIMEOUT_S), self._connection.request("GET", "/metrics") as answer:
+                if answer.status != OK:
+                    raise EngineUnreachable(f"its /metrics says {answer.status}", refused=False)
+                return await answer.read()
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise EngineUnreachable(str(error), refused=False) from error
+
+    def _read(self, text: bytes) -> Reading | None:
+        """The page, or None where it cannot be relied on: the state in use grows old, as if none had come."""
+        try:
+            page = Page(text, self._traits.families)
+        except UnreadablePage as error:
+            self._complain(f"its metrics cannot be read: {error}")
+            return None
+        reading = self._dialect.read(page)
+        lacking = [
+            family
+            for name, family in self._traits.required.items()
+            if getattr(reading, name) is None and not (name == "kv_tokens" and self._told.kv_tokens_are_set)
+        ]
+        if lacking:
+            problem = f"its metrics lack {', '.join(lacking)}"
+            if page.no_numbers:
+                problem += f"; no number: {', '.join(sorted(page.no_numbers))}"
+            self._complain(problem)
+            return None
+        if not reading.running and not reading.waiting and self._inside_for(_COUNTED_AFTER_US):
+            self._complain("its metrics count no request, and some are in it")
+            return None
+        self._complain("")
+        return reading
+
+    def _complain(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            log.error("engine's metrics are of no use", extra={"engine": self._traits.name, "problem": problem})
+        elif self._problem and not problem:
+            log.info("engine's metrics are read again", extra={"engine": self._traits.name})
+        self._problem = problem
+        if problem:
+            self.life.unreadable()
+            if self.state is None or self.state.phase == "loading":
+                self.life.answered(self._told.loading(problem), self._clock())
+
+    async def _calibrated(self, facts: Facts, reading: Reading) -> LearnedSteps:
+        progress = LoadingProgress(stage="step_table", steps_total=1)
+        self.life.answered(self._told.loading("", progress), self._clock())
+        context_tokens = reading.context_tokens or facts.context_tokens or self._told.kv_tokens(facts, reading) or 1024
+        times = await calibrate(self._connection, facts.model, self._clock, context_tokens)
+        log.info(
+            "engine measured",
+            extra={
+                "engine": self._traits.name,
+                "prefill_ns_per_token": times.per_token_ns,
+                "gap_us": times.gap_us,
+                "short_us": times.short_us,
+            },
+        )
+        return LearnedSteps(times, self._slo.inter_token_latency_us, self._told.max_sequences(facts))
+
+    def _take(self, facts: Facts, reading: Reading, steps: LearnedSteps, page_us: int) -> None:
+        entries = self._admission.room.ledger.entries.values()
+        choices = [choice for entry in entries for choice in entry.choices if not choice.gone]
+        inside_tokens = sum(choice.known_tokens for choice in choices)
+        state = self._told.state(facts, reading, steps, inside=len(choices), inside_tokens=inside_tokens)
+        if state is None:
+            self.life.answered(self._told.loading("nobody tells the size of its KV cache"), page_us)
+            return
+        before = self.state
+        if before is not None and before.phase == "ready" and before.boot_id != state.boot_id:
+            log.warning("engine was started anew", extra={"engine": self._traits.name, "boot_id": state.boot_id})
+            self._facts = None
+        as_of_us = self.life.answered(state, page_us)
+        if as_of_us is not None:
+            self._admission.observe(state, as_of_us, self._clock())
+
+    def _unreachable(self, error: EngineUnreachable, asked_us: int) -> None:
+        if not error.refused:
+            self.life.unanswered(asked_us)
+            if self._steps is None:
+                self.life.answered(self._told.loading(str(error)), asked_us)
+        elif self.life.refused(asked_us, self._clock()):
+            log.warning("engine refuses connections")
+            # Another process will listen there next.
+            self._facts = None
+
+    def _inside_for(self, long_us: int) -> bool:
+        """Whether some request has been in the engine for long, and gave a token there."""
+        before_us = self._clock() - max(long_us, self._traits.frozen_after_us)
+        return any(
+            entry.forwarded_us is not None and entry.forwarded_us < before_us
+            for entry in self._admission.room.ledger.entries.values()
+            if any(choice.output_tokens and not choice.gone for choice in entry.choices)
+        )
