@@ -67,8 +67,11 @@ async def running_gate(
     gate = Gate(config, live or live_config(), clock=clock_us, draw=lambda lo, hi: (lo + hi) // 2)
     runners = []
     ports = []
-    for handler in (gate.handle, Admin(gate).handle):
-        runner = web.ServerRunner(GateServer(handler, user_timeout_ms=30_000), shutdown_timeout=0.01)
+    for server in (
+        GateServer(gate.handle, user_timeout_ms=30_000, door=gate),
+        GateServer(Admin(gate).handle, user_timeout_ms=30_000),
+    ):
+        runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await runner.setup()
         sock = bind("127.0.0.1", 0)
         await web.SockSite(runner, sock).start()

@@ -95,8 +95,11 @@ async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, pri
         loop.add_signal_handler(number, terminate)
     poller = loop.create_task(gate.engine.run())
     user_timeout_ms = config.stall_timeout_us // 1000
-    runners = [web.ServerRunner(GateServer(handle, user_timeout_ms=user_timeout_ms), shutdown_timeout=0.1)
-               for handle in (gate.handle, Admin(gate).handle)]  # fmt: skip
+    servers = (
+        GateServer(gate.handle, user_timeout_ms=user_timeout_ms, door=gate),
+        GateServer(Admin(gate).handle, user_timeout_ms=user_timeout_ms),
+    )
+    runners = [web.ServerRunner(server, shutdown_timeout=0.1) for server in servers]
     for runner, sock in zip(runners, (public, private), strict=True):
         await runner.setup()
         await web.SockSite(runner, sock).start()

@@ -14,11 +14,12 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from aiohttp import web
 
 from sluice_sidecar.errors import Reason, Refusal
+from sluice_sidecar.turnstile import Turnstile, raw
 
 log = logging.getLogger(__name__)
 
@@ -133,11 +134,7 @@ class GateProtocol(web.RequestHandler):
         refusal = Refusal(
             Reason.REQUEST_TIMEOUT, f"The request's headers did not arrive within {HEADER_TIMEOUT_S:.0f} s."
         )
-        body = json.dumps(refusal.body()).encode()
-        self.transport.write(
-            b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-        )
+        self.transport.write(raw(refusal))
         self.force_close()
 
     def _stop_header_timer(self) -> None:
@@ -146,15 +143,35 @@ class GateProtocol(web.RequestHandler):
             self._header_timer = None
 
 
-class GateServer(web.Server):
-    """Makes a `GateProtocol` of each connection."""
+class Door(Protocol):
+    """What the listener asks before it reads."""
 
-    def __init__(self, handler: Handler, *, user_timeout_ms: int) -> None:
+    @property
+    def storm(self) -> bool:
+        """Whether new connections are answered from their first bytes where that is possible."""
+        ...
+
+    def refuse_unheard(self, peer: str | None) -> Refusal | None:
+        """What a peer is told whose request was not read; None when it has to be."""
+        ...
+
+
+class GateServer(web.Server):
+    """Makes a protocol of each connection."""
+
+    def __init__(self, handler: Handler, *, user_timeout_ms: int, door: Door | None = None) -> None:
         super().__init__(handler, handler_cancellation=True)
         self._user_timeout_ms = user_timeout_ms
+        self._door = door
 
     def __call__(self) -> web.RequestHandler:
         """A new connection."""
+        if self._door is not None and self._door.storm:
+            # Asyncio asks for any protocol; aiohttp's signature is narrower.
+            return cast("web.RequestHandler", Turnstile(self._door.refuse_unheard, self._protocol, self._loop))
+        return self._protocol()
+
+    def _protocol(self) -> GateProtocol:
         return GateProtocol(
             self,
             user_timeout_ms=self._user_timeout_ms,

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.instruments import FastCounter, FastHistogram
+from sluice_sidecar.shedding import Shedding
 from sluice_sidecar.state import Freshness
 
 _US = 1e-6
@@ -106,8 +107,10 @@ class AdmissionCollector(Collector):
         loop_lag_us: Callable[[], int],
         ready: Callable[[], bool],
         draining: Callable[[], bool],
+        shedding: Shedding,
     ) -> None:
         self._admission = admission
+        self._shedding = shedding
         self._clock = clock
         self._gauges: list[tuple[str, str, Callable[[], float]]] = [
             ("in_flight", "Requests between their first header byte and their last answer byte.", in_flight),
@@ -163,6 +166,12 @@ class AdmissionCollector(Collector):
             # All of them from the start: a missing series is not zero.
             refused.add_metric([reason.value], admission.refused_total[reason.value])
         yield refused
+        shed = CounterMetricFamily(
+            "sluice_gate_shed", "Refusals in a storm, by what was not read (body, headers).", labels=["unread"]
+        )
+        shed.add_metric(["body"], self._shedding.early_total)
+        shed.add_metric(["headers"], self._shedding.canned_total)
+        yield shed
         counters = [
             ("admitted", "Requests let in.", admission.admitted_total),
             ("releases", "Ledger entries given back.", ledger.releases_total),

@@ -10,9 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
 from sluice_engine.config import LiveConfig
@@ -26,21 +24,22 @@ from sluice_sidecar.config import GateConfig
 from sluice_sidecar.counting import ExactCounts
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
-from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
+from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
 from sluice_sidecar.headers import CLIENT_ID
 from sluice_sidecar.ledger import Cost, Permit
-from sluice_sidecar.listener import SERVER, answer, plain
+from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.metrics import AdmissionCollector, GateMetrics
+from sluice_sidecar.models import MODELS, is_models, models
 from sluice_sidecar.proxy import PATHS, Call, Proxy
 from sluice_sidecar.recorder import Recorder
+from sluice_sidecar.shedding import Effort, Shedding
 from sluice_sidecar.trust import TrustedPeers
 
 log = logging.getLogger(__name__)
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
-_MODELS = "/v1/models"
 _READ = frozenset(("GET", "HEAD"))
 
 
@@ -69,6 +68,7 @@ class Gate:
         self._proxy = Proxy(
             self.engine, self.admission, self.recorder, config, clock, closing=lambda: self.drain.started
         )
+        self.shedding = Shedding(self.admission, enforced=live.admission.mode == "Enforce")
         self._calls: set[Call] = set()
         self._trusted = TrustedPeers(config.trusted_peers)
         self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
@@ -81,6 +81,7 @@ class Gate:
                 loop_lag_us=lambda: self.engine.loop_lag_us,
                 ready=lambda: self.not_ready() is None,
                 draining=lambda: self.drain.started,
+                shedding=self.shedding,
             )
         )
 
@@ -96,6 +97,15 @@ class Gate:
         unavailable = self.engine.unavailable()
         return None if unavailable is None else unavailable.value
 
+    @property
+    def storm(self) -> bool:
+        """Whether new connections are answered from their first bytes where that is possible."""
+        return self.shedding.effort(self.clock()) is Effort.CANNED
+
+    def refuse_unheard(self, peer: str | None) -> Refusal | None:
+        """What a peer is told whose request was not read; None when it has to be."""
+        return None if self._trusted.includes(peer) else self.shedding.canned(self.clock())
+
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of any kind; once the drain has begun, each answer ends its connection."""
         response = await self._handle(request)
@@ -109,15 +119,15 @@ class Gate:
             if request.method != "POST":
                 return _not_allowed(request, "POST")
             return await self._generate(request, route)
-        is_models = request.path == _MODELS or request.path.startswith(f"{_MODELS}/")
-        if is_models or request.path in {"/livez", "/readyz"}:
+        if is_models(request.path) or request.path in {"/livez", "/readyz"}:
             if request.method not in _READ:
                 return _not_allowed(request, "GET, HEAD")
-            if is_models:
-                return await self._models(request)
+            if is_models(request.path):
+                refusal = self._unavailable()
+                return await models(self.engine, request.path) if refusal is None else answer(refusal)
             problem = self.not_ready() if request.path == "/readyz" else None
             return plain(problem)
-        known = ", ".join((*_ROUTES, _MODELS))
+        known = ", ".join((*_ROUTES, MODELS))
         return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
@@ -153,12 +163,19 @@ class Gate:
     def _refuse(self, call: Call, refusal: Refusal) -> web.Response:
         call.outcome, call.refusal = call.outcome or "refused", refusal
         self.admission.count(refusal)
+        self.shedding.refused(refusal, self.clock())
         return answer(refusal, call.answer_headers())
 
     async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
         if (refusal := self._unavailable()) is not None:
             return refusal
         call.terms = self._terms(call.request)
+        # Of a trusted peer's callers some may be of a class that is still let in.
+        if (
+            not self._trusted.includes(call.request.remote)
+            and (refusal := self.shedding.early(self.clock())) is not None
+        ):
+            return refusal
         await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
         self.metrics.request_bytes.inc(call.body.num_bytes)
         call.arrived_us = self.clock()
@@ -243,18 +260,6 @@ class Gate:
             timer.cancel()
             self.metrics.door_wait.observe((self.clock() - call.arrived_us) / 1e6)
 
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
-        if (refusal := self._unavailable()) is not None:
-            return answer(refusal)
-        try:
-            async with asyncio.timeout(5), self.engine.request("GET", _models_path(request.path)) as upstream:
-                body = await upstream.read()
-                return web.Response(
-                    status=upstream.status, body=body, content_type="application/json", headers={"Server": SERVER}
-                )
-        except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
-            return answer(Refusal(Reason.ENGINE_FAILED, f"The engine did not answer {request.path}."))
-
     def _unavailable(self) -> Refusal | None:
         return self.admission.refuse_unavailable()
 
@@ -275,12 +280,6 @@ class Gate:
     def _cut_all(self) -> None:
         for call in list(self._calls):
             call.end_early()
-
-
-def _models_path(path: str) -> str:
-    """The engine's path for it: whatever a client wrote behind `/v1/models/` is one name, and no way elsewhere."""
-    name = path.removeprefix(_MODELS).removeprefix("/")
-    return f"{_MODELS}/{quote(name, safe='')}" if path.startswith(f"{_MODELS}/") else _MODELS
 
 
 def _not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
