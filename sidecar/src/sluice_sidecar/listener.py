@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Any, Protocol, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.turnstile import Turnstile, raw
@@ -34,6 +34,8 @@ LINGER_S = 2.0
 BACKLOG = 1024
 MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 128
+# All of them together, and what is read beyond: one read of the socket may bring more at once.
+MAX_HEADER_BLOCK_BYTES = 65_536
 # A stalled reader costs this much memory here, and then its stream stops.
 WRITE_BUFFER_BYTES = 64 * 1024
 SERVER = "sluice-gate"
@@ -57,10 +59,23 @@ def plain(problem: str | None) -> web.Response:
     return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n", headers={"Server": SERVER})
 
 
+def framing_problem(request: web.BaseRequest) -> str | None:
+    """Why another reader of the same bytes may see another request in them; None when they are plain.
+
+    What the parsers refuse themselves is not among it.
+    """
+    if request.version not in {HttpVersion10, HttpVersion11}:
+        return f"HTTP/{request.version.major}.{request.version.minor} is not spoken here"
+    codings = request.headers.getall("Transfer-Encoding", [])
+    if codings and (request.version == HttpVersion10 or [coding.strip().lower() for coding in codings] != ["chunked"]):
+        return "Transfer-Encoding can be chunked, once, and in HTTP/1.1 only"
+    return None
+
+
 class GateProtocol(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_header_timer", "_user_timeout_ms")
+    __slots__ = ("_header_bytes", "_header_timer", "_user_timeout_ms")
 
     def __init__(
         self,
@@ -73,6 +88,7 @@ class GateProtocol(web.RequestHandler):
         super().__init__(server, loop=loop, **kwargs)
         self._user_timeout_ms = user_timeout_ms
         self._header_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Bound what a dead peer and a slow reader can hold."""
@@ -84,6 +100,8 @@ class GateProtocol(web.RequestHandler):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        # Who connects and says nothing is not kept longer than one who has said something.
+        self._start_header_timer(KEEPALIVE_TIMEOUT_S)
         # Asked for by what it can do: uvloop's transports are no subclass of asyncio's.
         cast("asyncio.WriteTransport", transport).set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
@@ -93,10 +111,14 @@ class GateProtocol(web.RequestHandler):
         # Under uvloop bytes can come before the task that waits for a connection's first request has begun to wait.
         first = self._request_count == 0
         waiting = not self._messages and (first or (self._waiter is not None and not self._waiter.done()))
-        if waiting and data and self._header_timer is None:
-            self._header_timer = self._loop.call_later(HEADER_TIMEOUT_S, self._header_timeout)
-        elif not waiting:
+        if not waiting:
             self._stop_header_timer()
+            return
+        self._header_bytes += len(data)
+        if self._header_bytes > MAX_HEADER_BLOCK_BYTES:
+            self._give_up(Reason.BAD_REQUEST, f"The request's headers are longer than {MAX_HEADER_BLOCK_BYTES} bytes.")
+        elif data and (self._header_timer is None or self._header_bytes == len(data)):
+            self._start_header_timer(HEADER_TIMEOUT_S)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Stop the clock."""
@@ -127,20 +149,30 @@ class GateProtocol(web.RequestHandler):
         response.force_close()
         return response
 
-    def _header_timeout(self) -> None:
-        self._header_timer = None
-        if self.transport is None:
-            return
-        refusal = Refusal(
-            Reason.REQUEST_TIMEOUT, f"The request's headers did not arrive within {HEADER_TIMEOUT_S:.0f} s."
-        )
-        self.transport.write(raw(refusal))
-        self.force_close()
+    def _start_header_timer(self, after_s: float) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self._loop.call_later(after_s, self._header_timeout, after_s)
 
     def _stop_header_timer(self) -> None:
+        self._header_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _header_timeout(self, after_s: float) -> None:
+        self._header_timer = None
+        if self._header_bytes:
+            self._give_up(Reason.REQUEST_TIMEOUT, f"The request's headers did not arrive within {after_s:.0f} s.")
+        else:
+            self.force_close()
+
+    def _give_up(self, reason: Reason, message: str) -> None:
+        """End the connection before there is a request to answer."""
+        self._stop_header_timer()
+        if self.transport is not None:
+            self.transport.write(raw(Refusal(reason, message)))
+            self.force_close()
 
 
 class Door(Protocol):
@@ -160,7 +192,7 @@ class GateServer(web.Server):
     """Makes a protocol of each connection."""
 
     def __init__(self, handler: Handler, *, user_timeout_ms: int, door: Door | None = None) -> None:
-        super().__init__(handler, handler_cancellation=True)
+        super().__init__(self._plain_only(handler), handler_cancellation=True)
         self._user_timeout_ms = user_timeout_ms
         self._door = door
 
@@ -170,6 +202,18 @@ class GateServer(web.Server):
             # Asyncio asks for any protocol; aiohttp's signature is narrower.
             return cast("web.RequestHandler", Turnstile(self._door.refuse_unheard, self._protocol, self._loop))
         return self._protocol()
+
+    @staticmethod
+    def _plain_only(handler: Handler) -> Handler:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            problem = framing_problem(request)
+            if problem is None:
+                return await handler(request)
+            response = answer(Refusal(Reason.BAD_REQUEST, f"The request's framing is not accepted: {problem}."))
+            response.force_close()
+            return response
+
+        return handle
 
     def _protocol(self) -> GateProtocol:
         return GateProtocol(

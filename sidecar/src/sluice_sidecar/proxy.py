@@ -103,9 +103,9 @@ class Proxy:
         config: GateConfig,
         clock: Callable[[], int],
         *,
-        closing: Callable[[], bool],
+        closing: Callable[[web.BaseRequest], bool],
     ) -> None:
-        """`closing` tells whether connections should end with their answer."""
+        """`closing` tells whether a request's connection should end with its answer."""
         self._closing = closing
         self._engine = engine
         self._admission = admission
@@ -162,7 +162,7 @@ class Proxy:
         )
         response.headers["Cache-Control"] = "no-cache"
         response.headers["X-Accel-Buffering"] = "no"
-        if self._closing():
+        if self._closing(call.request):
             response.force_close()
         watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us)
         copied = Copied()
@@ -248,7 +248,7 @@ class Proxy:
             response.content_length = len(head)
         elif upstream.content_length is not None:
             response.content_length = upstream.content_length
-        if self._closing():
+        if self._closing(call.request):
             response.force_close()
         watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=False)
         try:

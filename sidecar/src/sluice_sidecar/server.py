@@ -26,7 +26,7 @@ from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
-from sluice_sidecar.headers import CLIENT_ID
+from sluice_sidecar.headers import client_id
 from sluice_sidecar.ledger import Cost, Permit
 from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.measure import StreamTimes
@@ -65,9 +65,7 @@ class Gate:
         self.recorder = Recorder(live.slo, self.admission.room, self.admission.decisions, self.metrics)
         self.held = HeldBodies(config.held_bodies_bytes)
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
-        self._proxy = Proxy(
-            self.engine, self.admission, self.recorder, config, clock, closing=lambda: self.drain.started
-        )
+        self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock, closing=self._closing)
         self.shedding = Shedding(self.admission, enforced=live.admission.mode == "Enforce")
         self._calls: set[Call] = set()
         self._trusted = TrustedPeers(config.trusted_peers)
@@ -109,7 +107,7 @@ class Gate:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request of any kind; once the drain has begun, each answer ends its connection."""
         response = await self._handle(request)
-        if self.drain.started and not response.prepared:
+        if not response.prepared and self._closing(request):
             response.force_close()
         return response
 
@@ -134,7 +132,7 @@ class Gate:
         call = Call(request, route, f"req-{secrets.token_hex(12)}", Body(self.held), task=asyncio.current_task())
         self._calls.add(call)
         decisions = self.admission.decisions
-        decisions.asked(call.request_id, request.headers.get(CLIENT_ID, ""), route, self.clock())
+        decisions.asked(call.request_id, client_id(request.headers), route, self.clock())
         try:
             result = await self._serve(call)
             if isinstance(result, Refusal):
@@ -259,6 +257,10 @@ class Gate:
         finally:
             timer.cancel()
             self.metrics.door_wait.observe((self.clock() - call.arrived_us) / 1e6)
+
+    def _closing(self, request: web.BaseRequest) -> bool:
+        """Whether the connection ends with its answer: in a drain, and where a client means to speak otherwise next."""
+        return self.drain.started or "Upgrade" in request.headers
 
     def _unavailable(self) -> Refusal | None:
         return self.admission.refuse_unavailable()
