@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -39,13 +40,13 @@ async def test_its_own_retry_comes_back_when_we_said_and_gets_in(engine: Scripte
         running = [asyncio.create_task(chat(client)) for _ in range(4)]
         await until(lambda: len(admission.room.ledger.entries) == 4)
         announced_us: list[int] = []
-        draw = admission._draw
+        delay_us = admission.retry_after.delay_us
 
-        def note(lo: int, hi: int) -> int:
-            announced_us.append(draw(lo, hi))
+        def note(*asked: Any) -> int | None:
+            announced_us.append(delay_us(*asked) or 0)
             return announced_us[-1]
 
-        admission._draw = note
+        admission.retry_after.delay_us = note  # type: ignore[method-assign, assignment]
         async with client_of(gate, max_retries=1) as retrying:
             refused = asyncio.create_task(chat(retrying))
             await until(lambda: admission.refused_total["slots"] == 1)

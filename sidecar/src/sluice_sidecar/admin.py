@@ -80,6 +80,9 @@ class Admin:
                 waiting_at_door=admission.waiting,
                 admitted_total=admission.admitted_total,
                 refused_total=dict(sorted(admission.refused_total.items())),
+                mode=admission.mode,
+                verdicts=admission.decisions.regret.verdicts,
+                retry_share=round(admission.retry_budget.share(), 4),
             ),
             engine=engine,
         )

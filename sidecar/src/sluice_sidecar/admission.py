@@ -10,28 +10,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from heapq import heappop, heappush
+from dataclasses import replace
 
-from sluice_engine.config import LiveConfig
+from sluice_engine.config import Enforcement, LiveConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
-from sluice_sidecar.attempts import FIRST, Attempt
+from sluice_sidecar.attempts import FIRST, Attempt, Attempts
 from sluice_sidecar.classes import Classes
 from sluice_sidecar.decisions import Decisions
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
 from sluice_sidecar.fairness import Queue, Ticket
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
 from sluice_sidecar.quotas import Quotas
+from sluice_sidecar.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
+from sluice_sidecar.retry_budget import SPENT, RetryBudget
 from sluice_sidecar.room import Held, Look, Room
 from sluice_sidecar.sizes import SizeGuard
 from sluice_sidecar.tenants import Tenants, expected_us, used_tokens, used_us
 
 __all__ = ["MISSED", "Admission", "Ticket"]
 
-# Clients honour 1 to 30 s; beyond, they fall back to a pause of their own.
-LEAST_RETRY_US, MOST_WAIT_US, MOST_RETRY_US = 1_000_000, 20_000_000, 30_000_000
-LEAST_SPREAD_US = 1_000_000
 # A few small requests may always stand at the door; beyond, no more than could run at once.
 LEAST_DOOR = 4
 # What `open` in the gate's state asks for.
@@ -65,18 +64,24 @@ class Admission:
         self.tenants = Tenants(live.admission.tenants)
         self.quotas = Quotas(live.admission.tenants)
         self.sizes = SizeGuard()
+        self.attempts = Attempts()
+        self.retry_budget = RetryBudget(live.admission.retry_budget_percent)
+        self.retry_after = RetryAfter(draw)
+        self.mode: Enforcement = live.admission.mode
         self.unavailable: Reason | None = Reason.ENGINE_LOADING
         self.admitted_total = 0
         self.refused_total: Counter[str] = Counter()
+        self.retries_total: Counter[str] = Counter()
+        """Attempts that were retries, by verdict."""
         self.decisions = Decisions()
         self._queue = Queue(self.tenants, live.scheduling.aging_interval_us)
-        self._returning: list[int] = []
-        """When those who were told to come back will be here: a heap, since a storm of refusals asks at each."""
 
     def configure(self, live: LiveConfig, now_us: int) -> None:
         """Take other settings; nobody who is inside or waits is turned out for them."""
         self._max_wait_us = live.admission.max_wait_us
+        self.mode = live.admission.mode
         self.room.configure(live)
+        self.retry_budget.configure(live.admission.retry_budget_percent)
         self.classes.configure(live.admission.classes)
         self.tenants.configure(live.admission.tenants)
         self.quotas.configure(live.admission.tenants, now_us)
@@ -117,9 +122,17 @@ class Admission:
         `waited_us` went by since its body was whole, and is gone from the promise.
         """
         decision = self.decisions.priced(request_id, cost, now_us - waited_us, terms)
+        attempt = replace(attempt, number=self.attempts.number(attempt, now_us))
         decision.attempt = attempt.number
-        ticket = Ticket(request_id, cost, terms, now_us - waited_us, decision, on_settled)
-        if (refusal := self._hopeless(ticket, now_us) or self._shed_early(ticket, now_us)) is not None:
+        ticket = Ticket(request_id, cost, terms, now_us - waited_us, decision, on_settled, attempt)
+        if (refusal := self._hopeless(ticket, now_us)) is not None:
+            return refusal
+        refusal = self._shed_early(ticket, now_us)
+        if self.mode == "Observe":
+            decision.shed_by, look = self._shed_by(ticket, refusal, now_us)
+            return self._admit(ticket, look, now_us)
+        if refusal is not None:
+            self._may_come_back(ticket, now_us)
             return refusal
         verdict = self._ask(ticket, now_us)
         if isinstance(verdict, Refusal):
@@ -136,6 +149,7 @@ class Admission:
         """Its client left, at the door or with a permit it never heard of."""
         if self._queue.remove(ticket):
             self.quotas.settle(ticket.request_id, 0)
+            self._may_come_back(ticket, now_us)
             self.advance(now_us)
         elif isinstance(ticket.verdict, Permit):
             ticket.verdict.close(now_us)
@@ -191,9 +205,26 @@ class Admission:
 
     def _shed_early(self, ticket: Ticket, now_us: int) -> Refusal | None:
         """The tests that ask nothing of the room."""
+        if ticket.attempt.number and self.retry_budget.closed_to(ticket.terms.service_class, now_us):
+            return SPENT
         tokens = ticket.cost.prompt_tokens + ticket.cost.decode_tokens
         quota = self.quotas.take(ticket.terms.tenant, ticket.request_id, tokens, now_us)
         return None if quota is None else self._refuse_quota(quota, tokens)
+
+    def _shed_by(self, ticket: Ticket, refusal: Refusal | None, now_us: int) -> tuple[str, Look]:
+        """Observe: the reason for which Enforce would refuse it, and the room there is; empty where it would not.
+
+        What would wait at the door counts as let in, since what a wait is for mostly comes; here nobody waits.
+        """
+        look = self._look(ticket, now_us)
+        ticket.decision.looked(look)
+        if refusal is not None or look.held is None:
+            return "" if refusal is None else refusal.reason.value, look
+        ticket.decision.held(look.held)
+        if not self._is_cut(ticket, look, now_us) and self._door_wait_us(ticket, look.held, now_us) > 0:
+            return "", look
+        self.retry_budget.refused(ticket.terms.service_class, now_us)
+        return look.held.reason.value, look
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
         """Look for room; without, a place at the door where waiting may help."""
@@ -310,6 +341,9 @@ class Admission:
     def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
         assert self.room.limits is not None, "asked where something was looked at"
         self.admitted_total += 1
+        is_retry = ticket.attempt.number > 0
+        self.retries_total["admitted"] += is_retry
+        self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
         ticket.decision.admitted(now_us)
         self.sizes.admitted(ticket.terms.service_class, ticket.cost, now_us)
         engine_us = expected_us(ticket.cost, self.room.limits)
@@ -335,7 +369,7 @@ class Admission:
 
     def _refuse_quota(self, quota: RateLimit, tokens: int) -> Refusal:
         # Not before the quota has room again, whatever else is said of when to come back.
-        wait_us = max(LEAST_RETRY_US, quota.wait_us)
+        wait_us = max(LEAST_US, quota.wait_us)
         retry_us = self._draw(wait_us, wait_us + LEAST_SPREAD_US)
         message = (
             f"The quota of this tenant is used up: it is {quota.per_second} tokens per second and {quota.limit_tokens} "
@@ -354,25 +388,21 @@ class Admission:
             held = Held(Reason.TENANT_SHARE, problem, held.wait_us)
         else:
             self.sizes.refused(ticket.terms.service_class, ticket.cost, now_us)
+        self.retry_budget.refused(ticket.terms.service_class, now_us)
+        self._may_come_back(ticket, now_us)
         return self._refuse_busy(held, now_us)
 
-    def _refuse_busy(self, held: Held, now_us: int) -> Refusal:
-        retry_us = self._retry_after_us(held.wait_us, now_us)
-        back = "" if retry_us is None else f" Come back in {retry_us / 1e6:.1f} s."
-        return Refusal(held.reason, f"The model is busy: {held.problem}.{back}", retry_us)
+    def _may_come_back(self, ticket: Ticket, now_us: int) -> None:
+        """It got no answer for load: told to or not, the same body may be here again."""
+        self.attempts.turned_away(ticket.attempt, now_us)
+        self.retries_total["refused"] += ticket.attempt.number > 0
 
-    def _retry_after_us(self, wait_us: int | None, now_us: int) -> int | None:
-        """When to come back, drawn so that the crowd spreads over the time it takes to let it in."""
-        if wait_us is None:
-            return None
-        lo = min(MOST_WAIT_US, max(LEAST_RETRY_US, wait_us))
-        while self._returning and self._returning[0] <= now_us:
-            heappop(self._returning)
-        crowd_us = self.room.time_for(len(self._returning) + 1, len(self.room.ledger.entries), now_us) or 0
-        hi = min(MOST_RETRY_US, lo + max(LEAST_SPREAD_US, crowd_us))
-        retry_us = self._draw(lo, hi)
-        heappush(self._returning, now_us + retry_us)
-        return retry_us
+    def _refuse_busy(self, held: Held, now_us: int) -> Refusal:
+        retry_us = self.retry_after.delay_us(
+            held.wait_us, lambda count: self.room.time_for(count, len(self.room.ledger.entries), now_us), now_us
+        )
+        back = "" if retry_us is None else f" Come back in {retry_us / 1e6:.1f} s."
+        return Refusal(held.reason, f"The model is busy: {held.problem}.{back}", retry_us, wait_us=held.wait_us)
 
     def _settle(self, ticket: Ticket, verdict: Permit | Refusal) -> None:
         if isinstance(verdict, Refusal):

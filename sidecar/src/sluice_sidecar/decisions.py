@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import TYPE_CHECKING, Literal
 
+from sluice_sidecar.regret import Kind, Regret
+
 if TYPE_CHECKING:
     from sluice_engine.core.terms import Terms
     from sluice_sidecar.errors import Refusal
@@ -38,7 +40,7 @@ class Decision:
     arrived_us: int
     """When its body was whole."""
     attempt: int = 0
-    """How often its caller had tried before, as far as the headers say."""
+    """How often its caller had tried before: as headers say, or as its body was refused a moment ago."""
     service_class: str = ""
     tenant: str = ""
     choices: int = 0
@@ -63,6 +65,10 @@ class Decision:
     reason: str = ""
     """Reason code of the refusal."""
     message: str = ""
+    shed_by: str = ""
+    """Under `admission.mode: Observe`: the reason for which Enforce would have refused it."""
+    regret: Kind = ""
+    """Whether that verdict, or the one to let it in, turned out wrong."""
     retry_after_us: int | None = None
     first_token_us: int | None = None
     ended_us: int | None = None
@@ -99,6 +105,7 @@ class Decisions:
         self._open: dict[str, Decision] = {}
         self._admitted: deque[Decision] = deque(maxlen=kept)
         self._refused: deque[Decision] = deque(maxlen=kept)
+        self.regret = Regret()
 
     def asked(self, request_id: str, client_id: str, route: str, now_us: int) -> Decision:
         """A request has come."""
@@ -137,6 +144,8 @@ class Decisions:
             decision.promise, decision.output_tokens = times.promise, times.output_tokens
             decision.gaps, decision.gaps_over = times.gaps, times.gaps_over
             decision.longest_gap_us = times.longest_gap_us
+        if decision.verdict == "admitted":
+            decision.regret = self.regret.judge(decision.promise, outcome, shed=bool(decision.shed_by))
         (self._admitted if decision.verdict == "admitted" else self._refused).append(decision)
 
     def last(self, count: int) -> list[Decision]:

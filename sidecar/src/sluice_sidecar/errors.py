@@ -36,7 +36,9 @@ class Reason(StrEnum):
     SIZE_GUARD = "size_guard"
     ENGINE_OVERLOADED = "engine_overloaded"
     ENGINE_FAILED = "engine_failed"
+    DEADLINE_UNREACHABLE = "deadline_unreachable"
     DEADLINE_MISSED = "deadline_missed"
+    RETRY_BUDGET = "retry_budget"
     BAD_REQUEST = "bad_request"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
@@ -72,6 +74,8 @@ _ANSWERS = {
     Reason.SIZE_GUARD: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_OVERLOADED: Answer(429, "rate_limit_error", True),
     Reason.ENGINE_FAILED: Answer(502, "server_error", True),
+    Reason.DEADLINE_UNREACHABLE: Answer(429, "rate_limit_error", False),
+    Reason.RETRY_BUDGET: Answer(429, "rate_limit_error", False),
     Reason.DEADLINE_MISSED: Answer(504, "server_error", False),
     Reason.BAD_REQUEST: Answer(400, _INVALID, False),
     Reason.NOT_FOUND: Answer(404, _INVALID, False),
@@ -119,6 +123,8 @@ class Refusal:
     param: str | None = None
     rate_limit: RateLimit | None = None
     """Of a refusal for a tenant's quota."""
+    wait_us: int | None = None
+    """The measured wait for the room it needs, neither clamped nor spread; for records, not told."""
 
     @property
     def status(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from sluice_engine.core.terms import CLASSES, Terms
+from sluice_sidecar.attempts import FIRST, Attempt
 from sluice_sidecar.decisions import Decision
 from sluice_sidecar.errors import Refusal
 from sluice_sidecar.ledger import Cost, Permit
@@ -33,6 +34,8 @@ class Ticket:
     """When its body was whole: the promise of a first token runs from there."""
     decision: Decision
     on_settled: Callable[[Permit | Refusal], None]
+    attempt: Attempt = FIRST
+    """Its number as counted, whatever the headers say."""
     deadline_us: int = 0
     """When its wait is over."""
     held: Held | None = None

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.instruments import FastCounter, FastHistogram
+from sluice_sidecar.regret import Verdicts
 from sluice_sidecar.shedding import Shedding
 from sluice_sidecar.state import Freshness
 
@@ -148,6 +149,7 @@ class AdmissionCollector(Collector):
              room.bias.factor(now_us)),
             ("pace_bias_ratio", "Actual over predicted time between two tokens, never below 1.",
              room.pace.factor(now_us)),
+            ("retry_share", "Share of retries in the work let in of late.", admission.retry_budget.share()),
             ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
              -1.0 if room.residence.mean_us is None else room.residence.mean_us * _US),
         ]  # fmt: skip
@@ -172,6 +174,13 @@ class AdmissionCollector(Collector):
         shed.add_metric(["body"], self._shedding.early_total)
         shed.add_metric(["headers"], self._shedding.canned_total)
         yield shed
+        retries = CounterMetricFamily(
+            "sluice_gate_retries", "Attempts that were retries, by what was decided on each.", labels=["verdict"]
+        )
+        for verdict in ("admitted", "refused"):
+            retries.add_metric([verdict], admission.retries_total[verdict])
+        yield retries
+        yield _verdicts(admission.decisions.regret.verdicts)
         counters = [
             ("admitted", "Requests let in.", admission.admitted_total),
             ("releases", "Ledger entries given back.", ledger.releases_total),
@@ -180,3 +189,16 @@ class AdmissionCollector(Collector):
         ]
         for name, text, count in counters:
             yield CounterMetricFamily(f"sluice_gate_{name}", text, value=count)
+
+
+def _verdicts(known: Verdicts) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "sluice_gate_verdicts",
+        "Verdicts held against what became of the request; shed is what Enforce would have refused (Observe only).",
+        labels=["verdict", "promise"],
+    )
+    family.add_metric(["admitted", "kept"], known.admitted - known.admitted_but_missed)
+    family.add_metric(["admitted", "missed"], known.admitted_but_missed)
+    family.add_metric(["shed", "kept"], known.shed_but_met)
+    family.add_metric(["shed", "missed"], known.shed - known.shed_but_met)
+    return family

@@ -10,8 +10,9 @@ from typing import Literal
 
 from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
+from sluice_sidecar.regret import Verdicts
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 Freshness = Literal["fresh", "stale", "blind", "none"]
 
@@ -47,6 +48,12 @@ class Admission:
     admitted_total: int = 0
     refused_total: dict[str, int]
     """By reason code."""
+    mode: str = "Enforce"
+    """Enforce, or Observe: decides and records, and refuses nothing for load."""
+    verdicts: Verdicts | None = None
+    """Verdicts held against what became of the requests; None from a gate that does not say."""
+    retry_share: float = 0.0
+    """Of retries in the work let in of late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
