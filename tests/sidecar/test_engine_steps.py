@@ -119,6 +119,27 @@ def test_what_the_engine_runs_at_most_is_never_exceeded() -> None:
     assert engine.steps.max_sequences == 6
 
 
+def test_an_engine_that_lets_others_wait_beside_the_same_number_is_full() -> None:
+    engine = learned()
+    for at_us in (0, S // 2):
+        engine.steps.observe(reading(running=3, waiting=2), at_us)
+    assert engine.steps.max_sequences == FIRST_BATCH
+
+    engine.steps.observe(reading(running=3, waiting=1), S)
+    assert engine.steps.max_sequences == 3
+
+    engine.steps.observe(reading(running=3, waiting=0), S + KEPT_US + 1)
+    assert engine.steps.max_sequences == FIRST_BATCH
+
+
+def test_a_queue_that_moves_on_is_one_of_prefill() -> None:
+    engine = learned()
+    for running in range(1, 6):
+        engine.steps.observe(reading(running=running, waiting=3), running * S)
+
+    assert engine.steps.max_sequences == FIRST_BATCH
+
+
 def test_a_restart_teaches_nothing() -> None:
     engine = learned()
     engine.runs(4, 22_000)
@@ -157,13 +178,13 @@ def told(**started: int) -> Told:
     return Told("vllm", Started(**started), 2048)
 
 
-def state(teller: Told, page: Reading, *, inside: int = 0, inside_tokens: int = 0, facts: Facts = FACTS) -> Any:
+def state(teller: Told, page: Reading, *, inside: tuple[int, ...] = (), facts: Facts = FACTS) -> Any:
     steps = LearnedSteps(CALIBRATION, 100_000, teller.max_sequences(facts))
-    return teller.state(facts, page, steps, inside=inside, inside_tokens=inside_tokens)
+    return teller.state(facts, page, steps, inside=inside)
 
 
 def test_a_page_in_the_words_of_a_state() -> None:
-    made = state(told(), reading(running=2, waiting=1, kv_used_tokens=170, preemptions_total=5), inside=3)
+    made = state(told(), reading(running=2, waiting=1, kv_used_tokens=170, preemptions_total=5), inside=(60, 60, 60))
 
     assert (made.engine, made.phase, made.model, made.max_length_tokens) == ("vllm", "ready", "m", 1024)
     assert (made.pool.total_blocks, made.pool.free_blocks, made.pool.block_tokens) == (100, 89, 16)
@@ -181,7 +202,7 @@ def test_how_it_was_started_goes_before_what_it_tells() -> None:
 
 
 def test_an_engine_that_tells_no_usage_holds_what_the_gate_let_in() -> None:
-    made = state(told(), reading(kv_used_tokens=None, block_tokens=1, kv_tokens=500), inside=1, inside_tokens=120)
+    made = state(told(), reading(kv_used_tokens=None, block_tokens=1, kv_tokens=500), inside=(120,))
 
     assert made.pool.free_blocks == 380
 
@@ -205,10 +226,20 @@ def test_requests_that_nobody_let_in_are_strangers_once_two_pages_say_so() -> No
     teller = told()
     page = reading(running=3, kv_used_tokens=500)
 
-    assert state(teller, page, inside=1, inside_tokens=100).requests == ()
-    strangers = state(teller, page, inside=1, inside_tokens=100).requests
+    assert state(teller, page, inside=(100,)).requests == ()
+    strangers = state(teller, page, inside=(100,)).requests
     assert [(request.id, request.prompt_tokens) for request in strangers] == [("unknown-0", 200), ("unknown-1", 200)]
-    assert state(teller, reading(running=1), inside=1).requests == ()
+    assert state(teller, reading(running=1), inside=(100,)).requests == ()
+
+
+def test_more_in_use_than_was_estimated_stands_beside_the_estimates() -> None:
+    teller = told()
+    page = reading(running=1, kv_used_tokens=800)
+
+    assert state(teller, page, inside=(160,)).requests == ()
+    (excess,) = state(teller, page, inside=(160,)).requests
+    assert excess.prompt_tokens == 640
+    assert state(teller, reading(running=1, kv_used_tokens=230), inside=(160,)).requests == ()
 
 
 # -------------------------------------------------------------------------------------------------------- a priority

@@ -305,9 +305,8 @@ class ForeignEngine:
 
     def _take(self, facts: Facts, reading: Reading, steps: LearnedSteps, page_us: int) -> None:
         entries = self._admission.room.ledger.entries.values()
-        choices = [choice for entry in entries for choice in entry.choices if not choice.gone]
-        inside_tokens = sum(choice.known_tokens for choice in choices)
-        state = self._told.state(facts, reading, steps, inside=len(choices), inside_tokens=inside_tokens)
+        inside = [choice.known_tokens for entry in entries for choice in entry.choices if not choice.gone]
+        state = self._told.state(facts, reading, steps, inside=inside)
         if state is None:
             self.life.answered(self._told.loading("nobody tells the size of its KV cache"), page_us)
             return

