@@ -75,6 +75,13 @@ def test_a_promise_that_a_single_request_cannot_keep_lets_one_in() -> None:
     assert learned(itl_us=10_000).steps.max_sequences == 1
 
 
+def test_another_promise_lets_others_in_at_once() -> None:
+    engine = learned(itl_us=10_000)
+    engine.steps.configure(100_000)
+
+    assert engine.steps.max_sequences == FIRST_BATCH
+
+
 def test_the_number_that_may_run_at_most_doubles_with_what_was_seen() -> None:
     engine = learned()
     allowed = []

@@ -122,6 +122,12 @@ class ForeignEngine:
         self._health_due_us = 0
         self._beat.poke()
 
+    def configure(self, slo: SLOConfig) -> None:
+        """Another promise: what may run at once follows from it."""
+        self._slo = slo
+        if self._steps is not None:
+            self._steps.configure(slo.inter_token_latency_us)
+
     async def poll(self) -> None:
         """Look at it once and act on it."""
         asked_us = self._clock()

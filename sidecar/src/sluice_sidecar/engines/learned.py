@@ -74,6 +74,10 @@ class LearnedSteps:
         self._full: tuple[int, int] | None = None
         """(running, when) the engine was last seen full."""
 
+    def configure(self, inter_token_latency_us: int) -> None:
+        """Another promise; what was learned of the engine stays."""
+        self._promise_us = inter_token_latency_us
+
     def observe(self, reading: Reading, now_us: int) -> None:
         """Take in a page: what its gaps were since the last one, and beside how many."""
         self._notice_queue(reading, now_us)

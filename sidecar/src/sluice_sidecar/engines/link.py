@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import aiohttp
 
+from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.errors import Reason
@@ -46,6 +47,10 @@ class EngineLink(Protocol):
 
     def poke(self) -> None:
         """Something happened to a connection: look now."""
+        ...
+
+    def configure(self, slo: SLOConfig) -> None:
+        """Another promise, from now on."""
         ...
 
     def unavailable(self) -> Reason | None:

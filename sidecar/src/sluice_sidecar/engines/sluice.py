@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from sluice_engine import codec
+from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidConfig
@@ -71,6 +72,9 @@ class SluiceEngine:
     def poke(self) -> None:
         """Something happened to a connection: look now."""
         self._beat.poke()
+
+    def configure(self, slo: SLOConfig) -> None:
+        """Another promise: the engine reads it for itself."""
 
     async def poll(self) -> None:
         """Read the state once and act on it."""
