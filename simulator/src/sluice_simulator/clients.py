@@ -31,6 +31,8 @@ class Retries:
     factor: float = 2.0
     honour_retry_after: bool = True
     """Whether the server's delay and its `x-should-retry` are obeyed."""
+    tells_attempt: bool = True
+    """Whether it says which attempt it is, as `x-stainless-retry-count`; else the gate goes by the body."""
     after_patience: bool = True
     """Whether an attempt that the client itself gave up is made again: SDKs do after a timeout."""
     budget_percent: float | None = None

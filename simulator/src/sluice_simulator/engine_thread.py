@@ -18,10 +18,10 @@ from sluice_engine.core.emissions import DecodedTokens, Emission, Emissions
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.request import Outcome, Request
-from sluice_engine.core.state import SCHEMA_VERSION, EngineState, PoolState, request_state
+from sluice_engine.core.state import SCHEMA_VERSION, DerivedLimits, EngineState, PoolState, request_state
 from sluice_simulator.call import Call
 from sluice_simulator.errors import Stuck
-from sluice_simulator.events import Events
+from sluice_simulator.events import Events, Timer
 from sluice_simulator.executor import Executor
 from sluice_simulator.tally import Tally
 
@@ -89,6 +89,11 @@ class EngineThread:
         self._empty_plans = 0
         self._step_started_us = 0
         self._step_predicted_us = 0
+        self._turning: Timer | None = None
+        """The next turn, or the end of the step in flight."""
+        self._boots = 1
+        self.is_down = False
+        """Whether its process is gone."""
 
     @property
     def idle(self) -> bool:
@@ -111,6 +116,29 @@ class EngineThread:
             self._executor.forget(request.id)
             self._command(lambda loop: loop.abort(request.id))
 
+    def crash(self) -> None:
+        """Its process ends: every answer breaks off, and nobody listens until `boot`."""
+        self.is_down = True
+        if self._turning is not None:
+            self._turning.cancel()
+        self._commands, self._busy_until_us, self._seen = [], None, None
+        calls, self._calls = self._calls, {}
+        for request_id, call in calls.items():
+            self._executor.forget(request_id)
+            self._listener.ended(call, Outcome.FAILED, self._events.now_us)
+
+    def boot(self, assembled: Assembled) -> None:
+        """A new process, with an empty cache and counters that begin anew."""
+        self._boots += 1
+        self.is_down = False
+        self._assembled = assembled
+        self.loop = EngineLoop(assembled.scheduler, self._executor, self._executor.clock, tuning=assembled.tuning)
+
+    @property
+    def derived(self) -> DerivedLimits:
+        """What it derived from the promise."""
+        return self._assembled.tuning.current.derived
+
     def state(self) -> EngineState:
         """What `/state` would say now."""
         if self._seen is None:
@@ -123,7 +151,7 @@ class EngineThread:
         if self._busy_until_us is None:
             self._busy_until_us = self._events.now_us
             # What comes in the same instant goes into the same step.
-            self._events.last_at(self._events.now_us, self._turn)
+            self._turning = self._events.last_at(self._events.now_us, self._turn)
 
     def _add(self, call: Call, request: Request, loop: EngineLoop) -> Emissions:
         problem = loop.add(request)
@@ -155,7 +183,7 @@ class EngineThread:
         self._empty_plans = 0
         ended_us += self._overhead_us
         self._busy_until_us = ended_us
-        self._events.at(ended_us, partial(self._step_ended, emissions))
+        self._turning = self._events.at(ended_us, partial(self._step_ended, emissions))
 
     def _ran_dry(self) -> bool:
         """Whether nothing is in flight, so that no time will pass."""
@@ -171,7 +199,7 @@ class EngineThread:
             reason = plan.idle_reason if plan is not None else "unknown"
             raise Stuck(f"{self.name}: the scheduler plans nothing for the work it has ({reason}): please report it")
         self._busy_until_us = now_us + _LOOK_AGAIN_US
-        self._events.at(self._busy_until_us, self._turn)
+        self._turning = self._events.at(self._busy_until_us, self._turn)
 
     def _step_ended(self, emissions: Emissions) -> None:
         self._seen = None
@@ -240,7 +268,6 @@ class EngineThread:
         if emission.token_id is None:
             return
         if emission.gap_us is None:
-            call.first_token(now_us)
             self._listener.began(call, now_us)
             return
         call.times.gaps_over += emission.gap_us > self._promise_us
@@ -263,7 +290,7 @@ class EngineThread:
         requests = tuple(map(request_state, scheduler.requests.values()))
         return EngineState(
             schema_version=SCHEMA_VERSION,
-            boot_id=self.name,
+            boot_id=f"{self.name}/{self._boots}",
             seq=self._seq,
             phase="ready",
             max_length_tokens=scheduler.max_length_tokens,
@@ -275,6 +302,7 @@ class EngineThread:
             ),
             running_requests=scheduler.rows.num_running,
             waiting_requests=len(scheduler.waiting),
+            prefix=scheduler.prefix.state(),
             preemptions_total=scheduler.preemptions_total,
             derived=told.derived,
             step_cost=told.step_cost,

@@ -190,6 +190,7 @@ def _read_client(fields: Fields) -> ClientConfig:
         jitter_percent=retries.number("jitterPercent", 0, 100, 25.0),
         factor=retries.number("factor", 1, 10, 2.0),
         honour_retry_after=retries.flag("honourRetryAfter", default=True),
+        tells_attempt=retries.flag("tellsAttempt", default=True),
         after_patience=retries.flag("afterPatience", default=True),
         budget_percent=retries.optional("budgetPercent", lambda key: retries.number(key, 0, 1000)),
     )

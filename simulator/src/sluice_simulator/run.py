@@ -84,7 +84,7 @@ class World:
     def happen(self) -> Finished:
         """Let time pass until nothing more will happen that counts."""
         for replica in self.replicas:
-            replica.start()
+            replica.start(partial(assembled_of, self.scenario))
         for index, load in enumerate(self.scenario.loads):
             self._start(load, index)
         with _without_collector():
@@ -111,7 +111,14 @@ class World:
             )
         overhead_us = scenario.machine.host_overhead_us
         promise_us = told.live.slo.inter_token_latency_us
-        settings = PodSettings(promise_us, overhead_us, told.gate.state_interval_us, scenario.bytes_per_token)
+        settings = PodSettings(
+            inter_token_latency_us=promise_us,
+            host_overhead_us=overhead_us,
+            poll_us=told.gate.state_interval_us,
+            told_factor=scenario.machine.told_factor,
+            faults=scenario.faults,
+            bytes_per_token=scenario.bytes_per_token,
+        )
         return Replica(
             f"replica-{number}",
             assembled,

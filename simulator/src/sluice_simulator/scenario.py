@@ -25,13 +25,17 @@ from sluice_operator.errors import InvalidManifest
 from sluice_operator.spec import ServiceSpec
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.executor import Slowdown
+from sluice_simulator.faults import Faults, read_faults
 from sluice_simulator.fields import Fields
 from sluice_simulator.loads import Load, Room, read_load
 from sluice_simulator.record import read_record
 from sluice_simulator.router import POLICIES, Policy
 from sluice_simulator.workload import ClosedLoop
 
-KEYS = ("name", "seed", "duration", "warmup", "service", "machine", "router", "gate", "promptBytesPerToken", "loads")
+KEYS = (
+    "name", "seed", "duration", "warmup", "service", "machine", "router", "gate", "promptBytesPerToken", "faults",
+    "loads",
+)  # fmt: skip
 _DEFAULT_POOL_TOKENS = 262_144
 _DEFAULT_LENGTH_TOKENS = 32_768
 _MOST_POOL_TOKENS = 1 << 30
@@ -56,6 +60,8 @@ class Machine:
     """Standard deviation of the logarithm of a step's real time over its predicted one."""
     slowdown: float
     slowdowns: tuple[Slowdown, ...]
+    told_factor: float
+    """The gate is told step times so many times those that the engine knows."""
     host_overhead_us: int
     """Of each step, outside the device."""
     capacity: Capacity
@@ -80,6 +86,7 @@ class Scenario:
     router: Policy
     has_gate: bool
     bytes_per_token: float | None
+    faults: Faults
     loads: tuple[Load, ...]
 
     @property
@@ -146,6 +153,7 @@ def parse(document: dict[str, Any], path: str) -> Scenario:
     router = fields.choice("router", POLICIES, "RoundRobin")
     has_gate = fields.choice("gate", ("Enabled", "Disabled"), "Enabled") == "Enabled"
     bytes_per_token = fields.optional("promptBytesPerToken", lambda key: fields.number(key, 0.5, 16))
+    faults = read_faults(fields)
     room = Room(max_length_tokens=machine.capacity.max_length_tokens, pool_tokens=machine.capacity.pool_tokens)
     loads = tuple(read_load(one, room, folder) for one in fields.sections("loads"))
     fields.end()
@@ -167,6 +175,7 @@ def parse(document: dict[str, Any], path: str) -> Scenario:
         router=router,  # type: ignore[arg-type]  # one of POLICIES
         has_gate=has_gate,
         bytes_per_token=bytes_per_token,
+        faults=faults,
         loads=loads,
     )
     if scenario.window_us <= 0:
@@ -257,6 +266,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
     slowdown = fields.number("slowdown", 0.01, 100, 1.0)
     slowdowns = tuple(map(_read_slowdown, fields.sections("slowdowns"))) if fields.has("slowdowns") else ()
     block = spec.cache.block_tokens
+    told_factor = fields.number("toldFactor", 0.01, 100, 1.0)
     pool_tokens = fields.whole("kvCapacityTokens", block, _MOST_POOL_TOKENS, _DEFAULT_POOL_TOKENS)
     length = fields.whole(
         "maxLengthTokens", 2, _MOST_POOL_TOKENS, spec.model.max_length_tokens or _DEFAULT_LENGTH_TOKENS
@@ -272,6 +282,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
         noise_sigma=math.log1p(noise / 100),
         slowdown=slowdown,
         slowdowns=slowdowns,
+        told_factor=told_factor,
         host_overhead_us=table.host_overhead_us if table else 0,
         capacity=Capacity(
             num_blocks=pool_tokens // block,
