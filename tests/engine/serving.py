@@ -36,7 +36,7 @@ from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
-from sluice_engine.live_file import LiveFile
+from sluice_engine.live_file import live_file
 from sluice_engine.live_state import Identity
 from sluice_engine.metrics import register
 from sluice_engine.publication import LoadedEngine
@@ -164,7 +164,7 @@ def make_loaded(
 
 IDENTITY = Identity(boot_id="boot", served_name="tiny", engine_config_hash="e", live_config_hash="l")
 LIVE = LiveConfig(slo=SLOConfig(time_to_first_token_us=2_000_000, inter_token_latency_us=150_000))
-LIVE_FILE = LiveFile("/nowhere/live.json")
+LIVE_FILE = live_file("/nowhere/live.json")
 
 
 @asynccontextmanager

@@ -15,14 +15,15 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
     "__future__", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "ipaddress", "itertools", "json", "math", "operator", "re", "statistics", "string",
-    "textwrap", "types", "typing",
+    "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "statistics",
+    "string", "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.state", "sluice_sidecar.ledger",
     "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
-    "sluice_sidecar.measure", "sluice_sidecar.decisions", "sluice_sidecar.trust", "sluice_sidecar.attempts",
+    "sluice_sidecar.measure", "sluice_sidecar.decisions", "sluice_sidecar.trust", "sluice_sidecar.api_keys",
+    "sluice_sidecar.identity", "sluice_sidecar.attempts",
     "sluice_sidecar.retry_budget", "sluice_sidecar.retry_after", "sluice_sidecar.regret", "sluice_sidecar.classes",
     "sluice_sidecar.fairness", "sluice_sidecar.tenants", "sluice_sidecar.quotas", "sluice_sidecar.sizes",
     "sluice_sidecar.peak", "sluice_sidecar.freshness", "sluice_sidecar.outputs", "sluice_sidecar.prefixes",

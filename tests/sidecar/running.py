@@ -16,6 +16,7 @@ from aiohttp import web
 from sidecar.scripted_engine import ScriptedEngine, live_config
 from sluice_engine.config import LiveConfig
 from sluice_sidecar.admin import Admin
+from sluice_sidecar.api_keys import ApiKeys
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.listener import GateServer, bind
 from sluice_sidecar.server import Gate
@@ -51,6 +52,7 @@ async def running_gate(
     /,
     *,
     live: LiveConfig | None = None,
+    keys: ApiKeys | None = None,
     ready: bool = True,
     **changes: Any,
 ) -> AsyncIterator[RunningGate]:
@@ -64,7 +66,7 @@ async def running_gate(
         "drain_timeout_us": 20_000_000,
     }
     config = GateConfig(**(settings | changes))
-    gate = Gate(config, live or live_config(), clock=clock_us, draw=lambda lo, hi: (lo + hi) // 2)
+    gate = Gate(config, live or live_config(), clock=clock_us, draw=lambda lo, hi: (lo + hi) // 2, keys=keys)
     runners = []
     ports = []
     for server in (

@@ -166,7 +166,9 @@ async def test_it_needs_little_memory(engine: ScriptedEngine, socket_dir: Path) 
         pytest.param('{"served_name": "a", "prot": 1}', "gate.json.prot: is not a known field", id="a-slip"),
         pytest.param('{"served_name": "a", "port": "x"}', "gate.json.port: must be of type int", id="a-wrong-type"),
         pytest.param('{"served_name": "a", "port": 70000}', "port: must be 0 to 65535", id="out-of-range"),
-        pytest.param('{"served_name": "a", "live_path": "/none"}', "/none: No such file", id="no-live-config"),
+        pytest.param(
+            '{"served_name": "a", "live_path": "/none"}', "/none: cannot be read: No such file", id="no-live-config"
+        ),
     ],
 )
 def test_a_config_that_cannot_be_used_is_one_line_and_status_2(

@@ -27,7 +27,7 @@ from sluice_engine.codec import digest, from_json
 from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, SocketUnavailable
-from sluice_engine.live_file import LiveFile
+from sluice_engine.live_file import LiveFile, live_file
 from sluice_engine.live_state import Identity
 from sluice_engine.logs import log_to_stderr
 from sluice_engine.metrics import register
@@ -68,13 +68,13 @@ def main(argv: list[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     try:
         config = from_json(EngineConfig, _read(options.config), options.config.name)
-        live_file = LiveFile(config.live_path)
-        live = live_file.load()
+        file = live_file(config.live_path)
+        live = file.load()
     except InvalidConfig as error:
         print(f"InvalidConfig: {error}", file=sys.stderr)  # noqa: T201  # the last words, for a person
         return 2
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        failure = runner.run(_serve(config, live, live_file))
+        failure = runner.run(_serve(config, live, file))
     if failure is None:
         return 0
     code, message = failure
@@ -102,7 +102,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     return uvloop.Loop  # type: ignore[no-any-return]  # the stubs are skipped
 
 
-async def _serve(config: EngineConfig, live: LiveConfig, live_file: LiveFile) -> tuple[str, str] | None:
+async def _serve(config: EngineConfig, live: LiveConfig, file: LiveFile) -> tuple[str, str] | None:
     """Serve until a signal or a failure; the failure's code and sentence."""
     path = Path(config.socket_path)
     try:
@@ -117,7 +117,7 @@ async def _serve(config: EngineConfig, live: LiveConfig, live_file: LiveFile) ->
     )
     service = _service(config, live)
     registry = CollectorRegistry()
-    register(registry, service, identity, version("sluice-engine"), live_file)
+    register(registry, service, identity, version("sluice-engine"), file)
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     sources = Sources(
@@ -125,7 +125,7 @@ async def _serve(config: EngineConfig, live: LiveConfig, live_file: LiveFile) ->
         draw_seed=lambda: secrets.randbits(63),
         new_request_id=lambda: f"req-{secrets.token_hex(16)}",
     )
-    app = EngineServer(service, identity, registry, sources, live_file).app()
+    app = EngineServer(service, identity, registry, sources, file).app()
     runner = web.AppRunner(
         app,
         handler_cancellation=True,
@@ -145,7 +145,7 @@ async def _serve(config: EngineConfig, live: LiveConfig, live_file: LiveFile) ->
     service.start()
     beside = [
         asyncio.ensure_future(_keep_now_and_then(service)),
-        asyncio.ensure_future(live_file.follow(service.configure)),
+        asyncio.ensure_future(file.follow(service.configure)),
     ]
     await _signal_or_end(service)
     failure = service.failure

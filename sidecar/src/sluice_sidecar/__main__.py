@@ -14,22 +14,23 @@ import json
 import logging
 import os
 import random
+import secrets
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from aiohttp import web
 
 from sluice_engine import codec
-from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.logs import log_to_stderr
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.config import GateConfig
+from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.listener import GateServer, bind
 from sluice_sidecar.server import Gate
 
@@ -51,7 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = codec.from_json(GateConfig, options.config.read_bytes(), "gate.json")
-        live = codec.from_json(LiveConfig, Path(config.live_path).read_bytes(), "live.json")
+        files = HotFiles(config, secrets.token_bytes(32))
+        live = files.live.load()
+        keys = files.keys.load() if files.keys is not None else None
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             sockets = (
@@ -66,12 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     log_to_stderr()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(config, live, *sockets))
+        draw = random.SystemRandom().randint
+        return runner.run(
+            serve(lambda: Gate(config, live, clock=clock_us, draw=draw, files=files, keys=keys), *sockets)
+        )
 
 
-async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, private: socket.socket) -> int:
-    """Run both doors until a signal ends them."""
-    gate = Gate(config, live, clock=clock_us, draw=random.SystemRandom().randint)
+async def serve(make_gate: Callable[[], Gate], public: socket.socket, private: socket.socket) -> int:
+    """Run both doors until a signal ends them; the gate is made inside the event loop that it runs in."""
+    gate = make_gate()
     gate.drain.clear()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -94,7 +100,8 @@ async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, pri
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, terminate)
     poller = loop.create_task(gate.engine.run())
-    user_timeout_ms = config.stall_timeout_us // 1000
+    follower = loop.create_task(gate.files.follow(gate))
+    user_timeout_ms = gate.config.stall_timeout_us // 1000
     servers = (
         GateServer(gate.handle, user_timeout_ms=user_timeout_ms, door=gate),
         GateServer(Admin(gate).handle, user_timeout_ms=user_timeout_ms),
@@ -108,14 +115,14 @@ async def serve(config: GateConfig, live: LiveConfig, public: socket.socket, pri
     gc.collect()
     gc.freeze()
     waiter = loop.create_task(stop.wait())
-    # A poller that ends is a bug: better a restart by the kubelet than a gate that sees nothing.
-    await asyncio.wait({waiter, poller}, return_when=asyncio.FIRST_COMPLETED)
-    if poller.done():
-        log.error("the poll of the engine ended", exc_info=poller.exception())
+    # One of these that ends is a bug: better a restart by the kubelet than a gate that sees nothing.
+    ended, _ = await asyncio.wait({waiter, poller, follower}, return_when=asyncio.FIRST_COMPLETED)
+    if waiter not in ended:
+        log.error("the poll of the engine or the watch of the files ended", exc_info=ended.pop().exception())
         return 1
     for runner in runners:
         await runner.cleanup()
-    for task in (poller, waiter):
+    for task in (poller, follower, waiter):
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task

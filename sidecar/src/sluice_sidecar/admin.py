@@ -28,7 +28,6 @@ class Admin:
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._gate_config_hash = codec.digest(gate.config)
-        self._live_config_hash = codec.digest(gate.live)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -63,7 +62,8 @@ class Admin:
             draining=gate.drain.started,
             freshness=room.freshness(now_us),
             promise=gate.live.slo,
-            live_config_hash=self._live_config_hash,
+            live_config_hash=codec.digest(gate.live),
+            live_config_refused=gate.files.live.problem,
             gate_config_hash=self._gate_config_hash,
             measured=gate.recorder.measured(
                 preemptions_per_minute=room.ceiling.per_minute(now_us),
@@ -85,6 +85,8 @@ class Admin:
                 retry_share=round(admission.retry_budget.share(), 4),
             ),
             engine=engine,
+            api_keys=None if gate.callers.keys is None else len(gate.callers.keys),
+            api_keys_refused="" if gate.files.keys is None else gate.files.keys.problem,
         )
 
     async def _livez(self, _: web.BaseRequest) -> web.StreamResponse:

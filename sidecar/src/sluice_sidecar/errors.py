@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+UNKNOWN_CALLER_STATUS = 401
 BUSY_STATUS = 429
 UNAVAILABLE_STATUS = 503
 
@@ -23,6 +24,7 @@ class Reason(StrEnum):
     DRAINING = "draining"
     ENGINE_LOADING = "engine_loading"
     ENGINE_DEAD = "engine_dead"
+    INVALID_API_KEY = "invalid_api_key"
     BODY_TOO_LARGE = "body_too_large"
     BODIES_HELD = "bodies_held"
     INVALID_JSON = "invalid_json"
@@ -61,6 +63,7 @@ _ANSWERS = {
     Reason.DRAINING: Answer(503, "server_error", True),
     Reason.ENGINE_LOADING: Answer(503, "server_error", True),
     Reason.ENGINE_DEAD: Answer(503, "server_error", True),
+    Reason.INVALID_API_KEY: Answer(401, _INVALID, False),
     Reason.BODY_TOO_LARGE: Answer(413, _INVALID, False),
     Reason.BODIES_HELD: Answer(429, "rate_limit_error", True),
     Reason.INVALID_JSON: Answer(400, _INVALID, False),
@@ -153,6 +156,8 @@ class Refusal:
             "x-sluice-reason": self.reason.value,
             "x-should-retry": "true" if self.should_retry else "false",
         }
+        if self.status == UNKNOWN_CALLER_STATUS:
+            headers["WWW-Authenticate"] = "Bearer"
         if self.status == BUSY_STATUS:
             # Envoy retries a 429 only where it is told to, and never one that says this.
             headers["x-envoy-ratelimited"] = "true"

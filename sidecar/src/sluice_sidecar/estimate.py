@@ -45,6 +45,8 @@ class Asked:
     """The body's field that holds the prompt."""
     max_tokens_param: str = "max_tokens"
     """The field in which the length of the answer was asked for."""
+    user: str = ""
+    """Whom the caller asks for, in its own words."""
 
     @property
     def largest(self) -> int:
@@ -110,6 +112,7 @@ def parse(body: bytes, route: Route) -> Asked:
         max_tokens=None if limit is None else min(MOST_OUTPUT_TOKENS, _positive(limit) or 1),
         param="messages" if route == "chat" else "prompt",
         max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
+        user=user if isinstance(user := data.get("user"), str) else "",
     )
 
 

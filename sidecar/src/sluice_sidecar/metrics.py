@@ -6,13 +6,15 @@ docs/metrics.md has a line for each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from sluice_engine.watched import Watched
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.instruments import FastCounter, FastHistogram
@@ -44,7 +46,7 @@ class GateMetrics:
         )
         self.stripped_headers = Counter(
             "sluice_gate_stripped_headers_total",
-            "Identity headers (x-sluice-class, x-sluice-tenant) that were not read, since their peer is not trusted.",
+            "Identity headers (class, tenant, fairness id) that were not read, since their peer is not trusted.",
             ["header"],
             registry=r,
         )
@@ -189,6 +191,25 @@ class AdmissionCollector(Collector):
         ]
         for name, text, count in counters:
             yield CounterMetricFamily(f"sluice_gate_{name}", text, value=count)
+
+
+class FilesCollector(Collector):
+    """What became of changes of the files that the gate follows."""
+
+    def __init__(self, files: Iterable[Watched[Any, Any]]) -> None:
+        self._files = files
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        changes = CounterMetricFamily(
+            "sluice_gate_config_changes",
+            "Changes of files that the gate follows (live.json, api keys), by what became of them (applied, refused).",
+            labels=["file", "result"],
+        )
+        for file in self._files:
+            changes.add_metric([file.name, "applied"], file.applied_total)
+            changes.add_metric([file.name, "refused"], file.refused_total)
+        yield changes
 
 
 def _verdicts(known: Verdicts) -> CounterMetricFamily:

@@ -26,6 +26,10 @@ class Recorder:
         self._itl = QuantileWindow()
         self._good = GoodRequests()
 
+    def configure(self, slo: SLOConfig) -> None:
+        """Hold requests against another promise from now on."""
+        self._slo = slo
+
     def token(self, times: StreamTimes, permit: Permit, now_us: int, choice: int) -> None:
         """Text of a choice went by: the first of the stream, the first of this choice, or a gap after its last."""
         is_first = times.first_us is None

@@ -19,6 +19,7 @@ from sluice_engine.core.terms import Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar import estimate
 from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.api_keys import ApiKeys
 from sluice_sidecar.body import Body, HeldBodies
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.counting import ExactCounts
@@ -27,10 +28,12 @@ from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimate import Asked, Route
 from sluice_sidecar.headers import client_id
+from sluice_sidecar.hot_files import HotFiles
+from sluice_sidecar.identity import Callers
 from sluice_sidecar.ledger import Cost, Permit
 from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.measure import StreamTimes
-from sluice_sidecar.metrics import AdmissionCollector, GateMetrics
+from sluice_sidecar.metrics import AdmissionCollector, FilesCollector, GateMetrics
 from sluice_sidecar.models import MODELS, is_models, models
 from sluice_sidecar.proxy import PATHS, Call, Proxy
 from sluice_sidecar.recorder import Recorder
@@ -53,7 +56,10 @@ class Gate:
         *,
         clock: Callable[[], int],
         draw: Callable[[int, int], int],
+        files: HotFiles | None = None,
+        keys: ApiKeys | None = None,
     ) -> None:
+        """`files` are followed by whoever runs this; `keys` are the first in force, None where none is asked for."""
         self.config = config
         self.live = live
         self.clock = clock
@@ -68,6 +74,8 @@ class Gate:
         self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock, closing=self._closing)
         self.shedding = Shedding(self.admission, enforced=live.admission.mode == "Enforce")
         self._calls: set[Call] = set()
+        self.callers = Callers(keys)
+        self.files = files if files is not None else HotFiles(config, b"")
         self._trusted = TrustedPeers(config.trusted_peers)
         self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
         self.metrics.registry.register(
@@ -82,6 +90,19 @@ class Gate:
                 shedding=self.shedding,
             )
         )
+        self.metrics.registry.register(FilesCollector(self.files))
+
+    def configure(self, live: LiveConfig) -> None:
+        """Obey another `live.json`. Who is inside stays; who waits is judged by it."""
+        self.live = live
+        self.shedding.enforced = live.admission.mode == "Enforce"
+        self.recorder.configure(live.slo)
+        self.engine.configure(live.slo)
+        self.admission.configure(live, self.clock())
+
+    def use_keys(self, keys: ApiKeys) -> None:
+        """Know callers by other keys; whoever was let in by one that is gone stays to the end of its answer."""
+        self.callers.keys = keys
 
     @property
     def in_flight(self) -> int:
@@ -121,8 +142,7 @@ class Gate:
             if request.method not in _READ:
                 return _not_allowed(request, "GET, HEAD")
             if is_models(request.path):
-                refusal = self._unavailable()
-                return await models(self.engine, request.path) if refusal is None else answer(refusal)
+                return await self._models(request)
             problem = self.not_ready() if request.path == "/readyz" else None
             return plain(problem)
         known = ", ".join((*_ROUTES, MODELS))
@@ -178,6 +198,7 @@ class Gate:
         self.metrics.request_bytes.inc(call.body.num_bytes)
         call.arrived_us = self.clock()
         asked = estimate.parse(call.body.content, call.route)
+        call.terms = self.callers.named_by(asked.user, call.terms)
         if (refusal := self._unavailable()) is not None:
             return refusal
         cost = await self._price(call, asked)
@@ -193,10 +214,10 @@ class Gate:
             return await self._proxy.forward(call, verdict, times)
 
     def _terms(self, request: web.BaseRequest) -> Terms:
-        """What the caller asks for beside the answer.
+        """Who the caller is, and what it asks for beside the answer.
 
         Raises:
-            Refused: a header breaks a rule.
+            Refused: a header breaks a rule, or the key is nobody's.
         """
         trusted = self._trusted.includes(request.remote)
         if not trusted:
@@ -204,10 +225,14 @@ class Gate:
                 if name in request.headers:
                     self.metrics.stripped_headers.labels(name).inc()
         try:
-            return terms.parse(request.headers, trusted=trusted)
+            asked = terms.parse(request.headers, trusted=trusted)
         except terms.InvalidTerms as error:
             message = sentence(f"Invalid {error.header!r}: {error.problem}")
             raise Refused(Refusal(Reason.BAD_REQUEST, message, param=error.header)) from error
+        identified = self.callers.identify(request.headers, asked)
+        if isinstance(identified, Refusal):
+            raise Refused(identified)
+        return identified
 
     async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
@@ -257,6 +282,16 @@ class Gate:
         finally:
             timer.cancel()
             self.metrics.door_wait.observe((self.clock() - call.arrived_us) / 1e6)
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+        if (refusal := self._unavailable()) is not None:
+            return answer(refusal)
+        try:
+            self._terms(request)
+        except Refused as error:
+            self.admission.count(error.refusal)
+            return answer(error.refusal)
+        return await models(self.engine, request.path)
 
     def _closing(self, request: web.BaseRequest) -> bool:
         """Whether the connection ends with its answer: in a drain, and where a client means to speak otherwise next."""

@@ -65,9 +65,16 @@ class GateState:
     draining: bool
     freshness: Freshness
     live_config_hash: str
+    """Of the `live.json` that the gate obeys."""
+    live_config_refused: str = ""
+    """Why the one that lies there now is not obeyed; empty where it is."""
     gate_config_hash: str
     measured: Measured
     admission: Admission
     engine: EngineState | None
     promise: SLOConfig | None = None
     """What is held against; None from a gate that does not say."""
+    api_keys: int | None = None
+    """How many keys are in force; None where no key is asked for."""
+    api_keys_refused: str = ""
+    """Why the keys that lie there now are not in force; empty where they are."""

@@ -19,7 +19,9 @@ CLASS_HEADER = "x-sluice-class"
 TENANT_HEADER = "x-sluice-tenant"
 TTFT_HEADER = "x-sluice-ttft-ms"
 TIMEOUT_HEADER = "x-sluice-timeout-ms"
-IDENTITY_HEADERS = (CLASS_HEADER, TENANT_HEADER)
+_TENANT_HEADERS = (TENANT_HEADER, "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+"""The first that is there counts; the others are llm-d's, today's and the older one."""
+IDENTITY_HEADERS = (CLASS_HEADER, *_TENANT_HEADERS)
 """What is believed of trusted peers only."""
 
 # A day: longer than any answer, short enough that no sum of microseconds is absurd.
@@ -80,23 +82,37 @@ class Terms:
         return headers
 
 
+def is_tenant(name: str) -> bool:
+    """Whether a tenant can be called so."""
+    return _TENANT.fullmatch(name) is not None
+
+
 def parse(headers: Headers, *, trusted: bool) -> Terms:
     """The terms that headers ask for; class and tenant only of a trusted peer, from others they are not even read.
 
     Raises:
         InvalidTerms: a value is not one of those that can be, or a header came twice.
     """
-    service_class, tenant = (_one(headers, name) if trusted else None for name in IDENTITY_HEADERS)
+    service_class = _one(headers, CLASS_HEADER) if trusted else None
     if service_class is not None and service_class not in CLASSES:
         raise InvalidTerms(CLASS_HEADER, f"must be one of {', '.join(CLASSES)}, not {_shown(service_class)}")
-    if tenant is not None and _TENANT.fullmatch(tenant) is None:
-        raise InvalidTerms(TENANT_HEADER, f"must be 1 to 128 letters, digits or . _ : @ / + = -, not {_shown(tenant)}")
     return Terms(
         service_class=STANDARD if service_class is None else service_class,
-        tenant=tenant or "",
+        tenant=_tenant(headers) if trusted else "",
         first_token_us=_bound_us(headers, TTFT_HEADER),
         finish_us=_bound_us(headers, TIMEOUT_HEADER),
     )
+
+
+def _tenant(headers: Headers) -> str:
+    for name in _TENANT_HEADERS:
+        tenant = _one(headers, name)
+        if tenant is None:
+            continue
+        if not is_tenant(tenant):
+            raise InvalidTerms(name, f"must be 1 to 128 letters, digits or . _ : @ / + = -, not {_shown(tenant)}")
+        return tenant
+    return ""
 
 
 def _bound_us(headers: Headers, name: str) -> int | None:
