@@ -119,3 +119,24 @@ async def test_a_stream_with_a_bound_has_its_whole_answer(engine: Served) -> Non
 
     assert '"content":"o"' in text.replace(" ", "") or '"content":"ok"' in text.replace(" ", "")
     assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        pytest.param({}, None, id="nothing-is-expected-unless-the-gate-says-so"),
+        pytest.param({"x-sluice-expected-output-tokens": "12"}, 12, id="what-the-gate-expects"),
+        pytest.param({"x-sluice-expected-output-tokens": "90"}, 50, id="no-more-than-is-asked-for"),
+        pytest.param(
+            {"x-sluice-expected-output-tokens": "12", "x-sluice-timeout-ms": "60000"},
+            None,
+            id="no-deadline-is-given-up-for-an-expectation",
+        ),
+    ],
+)
+async def test_the_gates_expectation_reaches_the_order(
+    engine: Served, headers: dict[str, str], expected: int | None
+) -> None:
+    request = await arrived(engine, chat("hello"), headers)
+
+    assert request.expected_output_tokens == expected

@@ -99,6 +99,19 @@ def test_what_is_passed_on_is_read_again_less_what_was_waited(terms: Terms, wait
             assert left - 1000 < after <= left
 
 
+def test_what_a_gate_expects_of_an_answer_is_read_from_a_gate_only() -> None:
+    told = CIMultiDict(Terms(expected_output_tokens=70).headers())
+
+    assert parse(told, trusted=True, by_gate=True).expected_output_tokens == 70
+    assert parse(told, trusted=True).expected_output_tokens is None
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "9" * 5000])
+def test_an_expectation_is_a_whole_number(value: str) -> None:
+    with pytest.raises(InvalidTerms, match="x-sluice-expected-output-tokens: must be a whole number of tokens"):
+        parse(headers(expected_output_tokens=value), trusted=True, by_gate=True)
+
+
 def test_waiting_is_useless_once_the_tighter_bound_has_passed() -> None:
     assert Terms().bound_us is None
     assert Terms(first_token_us=5, finish_us=9).bound_us == 5

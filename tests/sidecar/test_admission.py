@@ -387,7 +387,7 @@ def test_the_learned_ratio_comes_from_what_the_engine_counted(door: Door) -> Non
         door.complete(permit)
         door.observe(requests=())
 
-    assert door.admission.room.ratio.tokens_per_byte == pytest.approx(225 / 900)
+    assert door.admission.room.pricing.ratio.tokens_per_byte == pytest.approx(225 / 900)
 
 
 def test_the_first_token_teaches_the_bias_once(door: Door) -> None:

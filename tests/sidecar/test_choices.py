@@ -18,13 +18,14 @@ from sluice_engine.publication import LoadedEngine, publication_of
 from sluice_sidecar import estimate
 from sluice_sidecar.ledger import UNSEEN_GRACE_US, Cost, Ledger
 from sluice_sidecar.limits import Limits
+from sluice_sidecar.pricing import Pricing
 
 
 def cost_of(body: dict[str, Any]) -> Cost:
     live = live_config()
     limits = Limits.from_state(ready_state(), live)
     assert limits is not None
-    return estimate.price(estimate.parse(json.dumps(body).encode(), "completions"), limits, estimate.TokenRatio())
+    return Pricing().price(estimate.parse(json.dumps(body).encode(), "completions"), limits)
 
 
 def submit(engine: LoadedEngine, body: dict[str, Any], request_id: str) -> None:

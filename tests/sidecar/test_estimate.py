@@ -13,6 +13,7 @@ from sluice_sidecar.errors import Reason, Refused
 from sluice_sidecar.estimate import Route, TokenRatio
 from sluice_sidecar.ledger import ChoiceCost
 from sluice_sidecar.limits import Limits
+from sluice_sidecar.pricing import Pricing
 
 
 def limits() -> Limits:
@@ -21,8 +22,8 @@ def limits() -> Limits:
     return found
 
 
-def priced(body: Any, route: Route = "chat", ratio: TokenRatio | None = None) -> tuple[ChoiceCost, ...]:
-    return estimate.price(estimate.parse(json.dumps(body).encode(), route), limits(), ratio or TokenRatio()).choices
+def priced(body: Any, route: Route = "chat") -> tuple[ChoiceCost, ...]:
+    return Pricing().price(estimate.parse(json.dumps(body).encode(), route), limits()).choices
 
 
 def chat(text: str, **body: Any) -> dict[str, Any]:
@@ -104,7 +105,7 @@ def test_any_json_has_a_price_that_fits_or_a_reason_why_not(body: Any, route: Ro
     asked = estimate.parse(json.dumps(body).encode(), route)
     if estimate.hopeless(asked, limits()) is not None:
         return
-    for choice in estimate.price(asked, limits(), TokenRatio()).choices:
+    for choice in Pricing().price(asked, limits()).choices:
         assert limits().unfit_reason(choice.prompt_tokens, choice.max_tokens) is None
 
 

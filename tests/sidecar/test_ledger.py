@@ -222,3 +222,21 @@ def test_what_decoded_between_two_states_is_counted() -> None:
 
     # The second was preempted, and the third began only now.
     assert ledger.decoded == (10, 1)
+
+
+@pytest.mark.parametrize("lists_requests", [True, False])
+def test_an_answer_that_goes_on_past_what_was_expected_is_expected_anew(*, lists_requests: bool) -> None:
+    ledger = Ledger(expect=lambda tenant, most, produced: min(most, 2 * produced) if tenant == "a" else most)
+    ledger.lists_requests = lists_requests
+    permit = ledger.reserve("a", Cost((ChoiceCost(80, 50, 10),), tenant="a"), 0)
+    choice = permit.entry.choices[0]
+
+    expected = []
+    for produced in range(1, 51):
+        if lists_requests:
+            ledger.apply(ready_state(requests=(listed("a", output=produced),)), produced)
+        else:
+            permit.token(0)
+        expected.append(choice.expected_tokens)
+
+    assert expected == [10] * 9 + [20] * 10 + [40] * 20 + [50] * 11

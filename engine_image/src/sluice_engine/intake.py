@@ -79,6 +79,8 @@ def requests_of(
     """
     seed = generation.seed if generation.seed is not None else draw_seed()
     requests: list[Request] = []
+    # Most answers are shorter than the gate expects: an order goes by that, but no deadline is given up for it.
+    expected = terms.expected_output_tokens if terms.finish_us is None else None
     for prompt in prompts:
         max_tokens = _max_tokens(prompt, generation, engine)
         for choice in range(generation.n):
@@ -98,6 +100,7 @@ def requests_of(
                     tenant=terms.tenant,
                     first_token_deadline_us=_deadline(arrival_us, terms.first_token_us),
                     finish_deadline_us=_deadline(arrival_us, terms.finish_us),
+                    expected_output_tokens=None if expected is None else min(expected, max_tokens),
                 )
             )
     return requests

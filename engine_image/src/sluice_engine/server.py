@@ -287,7 +287,7 @@ class EngineServer:
 def _terms(http: web.Request) -> Terms:
     """Whoever reaches this socket is the gate, or the pod itself."""
     try:
-        return parse_terms(http.headers, trusted=True)
+        return parse_terms(http.headers, trusted=True, by_gate=True)
     except InvalidTerms as error:
         raise InvalidRequest.field(error.header, error.problem) from error
 

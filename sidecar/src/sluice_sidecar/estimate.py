@@ -1,20 +1,23 @@
 """What a request will cost, read from its body and from what earlier ones turned out to cost.
 
-Owns the learned ratio of tokens to bytes. The body is parsed to be priced, never to be judged: a wrong type is priced
-as little and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
+Owns the learned ratio of tokens to bytes; the price itself is made in `pricing`. The body is parsed to be priced, never
+to be judged: a wrong type is priced as little and left to the engine, whose answer names the field. Must not know the
+ledger or HTTP.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
-from sluice_engine.core.fit import MAX_CHOICES, largest_output_tokens
+from sluice_engine.core.fit import MAX_CHOICES
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.ledger import ChoiceCost, Cost
 from sluice_sidecar.limits import Limits
 
 Route = Literal["chat", "completions"]
@@ -30,8 +33,11 @@ NON_ASCII_WEIGHT = 1.5
 MOST_BYTES_PER_TOKEN = 16
 # From this share of what fits at most, an estimate that is off by a half may keep out what would have fitted.
 COUNTED_FROM_SHARE = 0.25
+# What else of a body becomes part of a chat's prompt.
+_TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_template", "chat_template_kwargs")
 # The engine's own bound on the field; Python refuses to print numbers of thousands of digits.
 MOST_OUTPUT_TOKENS = 2**31 - 1
+_TOO_DEEP = Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class PromptSize:
     """Bytes of UTF-8, those outside ASCII weighted."""
     overhead_tokens: int = 0
     tokens: int | None = None
+    text: bytes = b""
+    """What the model is told, as far as two prompts that begin alike in it begin alike in their tokens."""
 
 
 class TokenRatio:
@@ -97,13 +105,16 @@ def parse(body: bytes, route: Route) -> Asked:
     try:
         data = json.loads(body.decode())
     except RecursionError as error:
-        raise Refused(Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")) from error
+        raise Refused(_TOO_DEEP) from error
     except ValueError as error:
         detail = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else f"not valid JSON: {error}"
         raise Refused(Refusal(Reason.INVALID_JSON, f"The body is {detail}.")) from error
     if not isinstance(data, dict):
         raise Refused(Refusal(Reason.INVALID_JSON, "The body must be a JSON object."))
-    prompts = (_chat(data.get("messages")),) if route == "chat" else _prompts(data.get("prompt"))
+    try:
+        prompts = (_chat(data),) if route == "chat" else _prompts(data.get("prompt"))
+    except RecursionError as error:
+        raise Refused(_TOO_DEEP) from error
     limit = data.get("max_completion_tokens", data.get("max_tokens")) if route == "chat" else data.get("max_tokens")
     return Asked(
         prompts=prompts,
@@ -113,25 +124,6 @@ def parse(body: bytes, route: Route) -> Asked:
         param="messages" if route == "chat" else "prompt",
         max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
         user=user if isinstance(user := data.get("user"), str) else "",
-    )
-
-
-def price(asked: Asked, limits: Limits, ratio: TokenRatio, exact_tokens: int | None = None) -> Cost:
-    """The cost of a call. `exact_tokens` is the counted length of its largest prompt, where it was counted."""
-    choices: list[ChoiceCost] = []
-    for index, prompt in enumerate(asked.prompts):
-        if exact_tokens is not None and index == asked.largest:
-            tokens = exact_tokens
-        else:
-            # An estimate that does not fit is too high: what cannot fit for certain was refused before.
-            tokens = max(1, min(ratio.tokens(prompt), _most_prompt_tokens(asked.max_tokens or 1, limits)))
-        room = largest_output_tokens(tokens, max_length_tokens=limits.max_length_tokens, pool_tokens=limits.pool_tokens)
-        choice = ChoiceCost(tokens, max(1, room) if asked.max_tokens is None else asked.max_tokens)
-        choices.extend([choice] * asked.choices_per_prompt)
-    return Cost(
-        tuple(choices[:MAX_CHOICES]),
-        text_bytes=0 if any(prompt.tokens is not None for prompt in asked.prompts) else asked.prompts[0].text_bytes,
-        overhead_tokens=asked.prompts[0].overhead_tokens,
     )
 
 
@@ -183,7 +175,8 @@ def tokenize_body(body: bytes, asked: Asked) -> bytes:
     return json.dumps(question).encode()
 
 
-def _most_prompt_tokens(max_tokens: int, limits: Limits) -> int:
+def most_prompt_tokens(max_tokens: int, limits: Limits) -> int:
+    """The longest prompt that fits beside such an answer."""
     return min(limits.max_length_tokens - max_tokens, limits.pool_tokens - max_tokens + 1)
 
 
@@ -200,31 +193,45 @@ def _weighted_bytes(text: str) -> int:
     return size + int(outside * (NON_ASCII_WEIGHT - 1))
 
 
-def _chat(messages: object) -> PromptSize:
+def _chat(data: Mapping[str, object]) -> PromptSize:
+    messages = data.get("messages")
     texts: list[str] = []
+    told = [_told({name: data[name] for name in _TEMPLATE_FIELDS if name in data})]
     count = 0
     for message in messages if isinstance(messages, list) else []:
         count += 1
         content = message.get("content") if isinstance(message, dict) else None
+        told.append(_told({k: v for k, v in message.items() if k != "content"} if isinstance(message, dict) else {}))
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) else part
             if isinstance(text, str):
                 texts.append(text)
+                told.append(text.encode("utf-8", "surrogatepass"))
+            else:
+                # Of a picture only that it is another one: its size says nothing about its tokens.
+                told.append(blake2b(_told(part), digest_size=16).digest())
     overhead = TEMPLATE_OVERHEAD_TOKENS + MESSAGE_OVERHEAD_TOKENS * count
-    return PromptSize(sum(map(_weighted_bytes, texts)), overhead)
+    # Each part apart from the next, or two conversations could say the same in other words' places.
+    return PromptSize(sum(map(_weighted_bytes, texts)), overhead, text=b"\x00".join(told))
+
+
+def _told(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
 
 
 def _prompts(prompt: object) -> tuple[PromptSize, ...]:
-    if isinstance(prompt, str):
-        return (PromptSize(_weighted_bytes(prompt), 1),)
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(item, int) for item in prompt):
-            return (PromptSize(tokens=len(prompt)),)
+    if isinstance(prompt, list) and prompt and not all(isinstance(item, int) for item in prompt):
         return tuple(_one(item) for item in prompt[:MAX_CHOICES])
-    return (PromptSize(),)
+    return (_one(prompt),)
 
 
 def _one(item: object) -> PromptSize:
     if isinstance(item, str):
-        return PromptSize(_weighted_bytes(item), 1)
-    return PromptSize(tokens=len(item)) if isinstance(item, list) else PromptSize()
+        return PromptSize(_weighted_bytes(item), 1, text=item.encode("utf-8", "surrogatepass"))
+    if not isinstance(item, list) or not item:
+        return PromptSize()
+    try:
+        text = array("q", item).tobytes()
+    except (TypeError, OverflowError):
+        text = b""  # no token ids: the engine says so
+    return PromptSize(tokens=len(item), text=text)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sluice_engine.core.state import EngineState, FinishedState, RequestState
+from sluice_sidecar.prefixes import Match
 from sluice_sidecar.progress import Progress
 
 # A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
@@ -65,6 +66,9 @@ class Cost:
     """Weighted bytes the prompt estimate was made from; 0 where nothing can be learned from it."""
     overhead_tokens: int = 0
     """Part of the estimate that does not come from text: the chat template around each message."""
+    tenant: str = ""
+    matches: tuple[Match, ...] = ()
+    """By choice: what was known of its prompt's beginning, where the price was made from a body."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -85,6 +89,12 @@ class Cost:
     def decode_tokens(self) -> int:
         """Output tokens to expect, over all choices."""
         return sum(choice.output_tokens for choice in self.choices)
+
+    @property
+    def expected_output_tokens(self) -> int | None:
+        """The longest answer expected of a choice; None where nothing is known but what was asked for."""
+        longest = max(self.choices, key=lambda choice: choice.output_tokens)
+        return None if longest.output_tokens == longest.max_tokens else longest.output_tokens
 
     @property
     def longest_prompt_tokens(self) -> int:
@@ -111,6 +121,8 @@ class Ledger:
 
     on_release: Callable[[Entry, bool, int], None] | None = None
     """Told of each release: the entry, whether its stream completed, and when."""
+    expect: Callable[[str, int, int], int] = lambda _tenant, max_tokens, _produced: max_tokens
+    """Output tokens to expect of a tenant's answer that may have so many and has produced so many."""
     lists_requests: bool = True
     """Whether the engine's state lists its requests; else their tokens are counted as they go by."""
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -170,6 +182,7 @@ class Ledger:
                 # An answer that is not streamed moves nothing here until it is whole.
                 if choice.correct(request):
                     entry.touched_us = max(entry.touched_us, now_us)
+                    self.expect_more(entry, choice)
                 if (new := choice.settle()) is not None:
                     tokens, decodes = tokens + new, decodes + 1
             if not entry.learned and all(choice.seen for choice in entry.choices):
@@ -179,6 +192,11 @@ class Ledger:
         self._completed = {k: v for k, v in self._completed.items() if now_us - v < _COMPLETED_MEMORY_US}
         self.strangers = [_progress(request) for (key, _), request in listed.items() if key not in self._completed]
         return learned
+
+    def expect_more(self, entry: Entry, choice: Progress) -> None:
+        """One that reached what was expected of it, and goes on, is expected anew."""
+        if choice.expected_tokens <= choice.output_tokens < choice.max_tokens:
+            choice.expected_tokens = self.expect(entry.cost.tenant, choice.max_tokens, choice.output_tokens)
 
     def forget_engine(self) -> None:
         """The engine is gone: nothing it listed holds anything any more."""
@@ -242,7 +260,9 @@ class Permit:
     def token(self, choice: int) -> None:
         """Text of a choice went by: where the engine does not list its requests, that is how far it is."""
         if not self._ledger.lists_requests:
-            self.entry.choices[choice].count_token()
+            progress = self.entry.choices[choice]
+            progress.count_token()
+            self._ledger.expect_more(self.entry, progress)
 
     def close(self, now_us: int) -> bool:
         """Give the entry back; False when that had happened before."""

@@ -146,7 +146,9 @@ class AdmissionCollector(Collector):
             ("state_age_seconds", "Age of the engine's state in use; -1 before the first.",
              -1.0 if age_us is None else age_us * _US),
             ("tokens_per_byte", "Learned upper estimate of prompt tokens per byte of text.",
-             room.ratio.tokens_per_byte),
+             room.pricing.ratio.tokens_per_byte),
+            ("prefix_found_ratio", "Share of credited prompt tokens that the engine finds computed; 1 until measured.",
+             room.pricing.prefixes.share),
             ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.",
              room.bias.factor(now_us)),
             ("pace_bias_ratio", "Actual over predicted time between two tokens, never below 1.",
@@ -183,12 +185,22 @@ class AdmissionCollector(Collector):
             retries.add_metric([verdict], admission.retries_total[verdict])
         yield retries
         yield _verdicts(admission.decisions.regret.verdicts)
+        answers = CounterMetricFamily(
+            "sluice_gate_answers", "Answers by whether they stayed within the length expected.", labels=["verdict"]
+        )
+        for verdict, number in room.pricing.answers_total.items():
+            answers.add_metric([verdict], number)
+        yield answers
         counters = [
+            ("prefix_credited_tokens", "Prompt tokens credited as computed before, of requests that began.",
+             room.pricing.prefixes.credited_tokens_total),
+            ("prefix_found_tokens", "Of those, tokens that the engine found.",
+             room.pricing.prefixes.found_tokens_total),
             ("admitted", "Requests let in.", admission.admitted_total),
             ("releases", "Ledger entries given back.", ledger.releases_total),
             ("double_closes", "Permits closed more than once; harmless, and a bug.", ledger.double_closes_total),
             ("leases_expired", "Ledger entries whose owner was lost.", ledger.leases_expired_total),
-        ]
+        ]  # fmt: skip
         for name, text, count in counters:
             yield CounterMetricFamily(f"sluice_gate_{name}", text, value=count)
 

@@ -12,11 +12,11 @@ from sluice_engine.config import LiveConfig
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import EngineState
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.estimate import TokenRatio
 from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, progress_of
 from sluice_sidecar.limits import Ceiling, Limits, growth, predicted_peak_blocks, predicted_ttft_us, prefill_share
 from sluice_sidecar.measure import RecentMost, Residence
 from sluice_sidecar.pessimism import Pessimism
+from sluice_sidecar.pricing import Pricing
 from sluice_sidecar.progress import Progress
 from sluice_sidecar.state import Freshness
 
@@ -64,7 +64,8 @@ class Room:
         self._blind_after_us = blind_after_us
         self.ledger = Ledger()
         self.ceiling = Ceiling(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
-        self.ratio = TokenRatio()
+        self.pricing = Pricing()
+        self.ledger.expect = self.pricing.outputs.expected
         self.bias = Pessimism(live.slo.time_to_first_token_us)
         """Of the time to a first token."""
         self.pace = Pessimism(live.slo.inter_token_latency_us)
@@ -96,7 +97,10 @@ class Room:
         self._step_ends_us = as_of_us + in_step_us
         for entry in self.ledger.apply(state, now_us):
             if entry.cost.text_bytes:
-                self.ratio.learn(entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens)
+                self.pricing.ratio.learn(
+                    entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens
+                )
+        self.pricing.observe(state, now_us)
         self._learn(as_of_us if since_us is None else since_us, as_of_us, now_us)
         self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
         self._remember_concurrency(now_us)
@@ -106,6 +110,7 @@ class Room:
         if look.unbiased_ttft_us is not None:
             self._predictions_us[request_id] = look.unbiased_ttft_us
         permit = self.ledger.reserve(request_id, cost, now_us)
+        self.pricing.admitted(request_id, cost)
         self._remember_concurrency(now_us)
         return permit
 
@@ -122,6 +127,7 @@ class Room:
     def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
         """A call has left: learn how long such a stay is."""
         self._predictions_us.pop(entry.id, None)
+        self.pricing.left(entry, now_us, listed=self.ledger.lists_requests, completed=completed)
         if completed:
             self.residence.add(now_us - entry.admitted_us)
 

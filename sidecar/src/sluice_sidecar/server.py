@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -26,7 +27,7 @@ from sluice_sidecar.counting import ExactCounts
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.estimate import Asked, Route
+from sluice_sidecar.estimate import Route
 from sluice_sidecar.headers import client_id
 from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.identity import Callers
@@ -197,11 +198,7 @@ class Gate:
         await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
         self.metrics.request_bytes.inc(call.body.num_bytes)
         call.arrived_us = self.clock()
-        asked = estimate.parse(call.body.content, call.route)
-        call.terms = self.callers.named_by(asked.user, call.terms)
-        if (refusal := self._unavailable()) is not None:
-            return refusal
-        cost = await self._price(call, asked)
+        cost = await self._price(call)
         if isinstance(cost, Refusal):
             return cost
         verdict = await self._enter(call, cost)
@@ -234,21 +231,27 @@ class Gate:
             raise Refused(identified)
         return identified
 
-    async def _price(self, call: Call, asked: Asked) -> Cost | Refusal:
+    async def _price(self, call: Call) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
-        limits, ratio = self.admission.room.limits, self.admission.room.ratio
+        asked = estimate.parse(call.body.content, call.route)
+        call.terms = self.callers.named_by(asked.user, call.terms)
+        if (refusal := self._unavailable()) is not None:
+            return refusal
+        limits, pricing = self.admission.room.limits, self.admission.room.pricing
         assert limits is not None, "an available engine has told its limits"
         if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
             return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
         problem = estimate.hopeless(asked, limits)
         tokens = None
-        if problem is None and estimate.worth_counting(asked, limits, ratio):
+        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
             tokens = await self._counts.count(estimate.tokenize_body(call.body.content, asked))
             self.metrics.tokenize.inc()
             problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
         if problem is not None:
             return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
-        return estimate.price(asked, limits, ratio, tokens)
+        cost = pricing.price(asked, limits, call.terms.tenant, tokens)
+        call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens)
+        return cost
 
     async def _enter(self, call: Call, cost: Cost) -> Permit | Refusal:
         """A permit or a refusal, after a short wait in line where that may help."""

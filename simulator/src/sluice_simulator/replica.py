@@ -27,7 +27,7 @@ from sluice_simulator.executor import Executor
 from sluice_simulator.faults import Faults
 from sluice_simulator.state_link import StateLink
 from sluice_simulator.tally import Tally
-from sluice_simulator.workload import prompt_of
+from sluice_simulator.workload import prompt_of, text_of
 
 # What the proxy answers when the engine's socket refuses it, or the connection breaks before the first token.
 _ENGINE_GONE = Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
@@ -200,19 +200,26 @@ class Replica:
             self.gate.decisions.ended(call.request_id, "client_left", now_us, None, call.times)
 
     def _price(self, call: Call, gate: Admission) -> Cost | Refusal:
-        limits, ratio = gate.room.limits, gate.room.ratio
+        limits, pricing = gate.room.limits, gate.room.pricing
         assert limits is not None, "an available engine has told its limits"
         tokens, size = call.arrival.prompt_tokens, self._settings.bytes_per_token
-        prompt = PromptSize(tokens=tokens) if size is None else PromptSize(text_bytes=round(tokens * size))
+        text = text_of(call.arrival, call.number)
+        prompt = PromptSize(tokens=tokens, text=text)
+        if size is not None:
+            prompt = PromptSize(text_bytes=round(tokens * size), text=text)
         asked = Asked((prompt,), 1, call.arrival.max_tokens, "prompt")
         problem = estimate.too_long_an_answer(asked, limits) or estimate.hopeless(asked, limits)
         exact = None
-        if problem is None and estimate.worth_counting(asked, limits, ratio):
+        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
             exact = tokens
             problem = estimate.impossible(asked, limits, exact)
         if problem is not None:
             return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, problem)
-        return estimate.price(asked, limits, ratio, exact)
+        return pricing.price(asked, limits, self._tenant(call), exact)
+
+    @staticmethod
+    def _tenant(call: Call) -> str:
+        return call.sender.config.terms.tenant if call.arrival.tenant is None else call.arrival.tenant
 
     def _settled(self, call: Call, verdict: Permit | Refusal) -> None:
         if call.ticket is not None:
@@ -254,7 +261,7 @@ class Replica:
             arrival_us=now_us - arrival.waited_us,
             gate_id=call.request_id,
             priority=terms.priority() if arrival.priority is None else arrival.priority,
-            tenant=terms.tenant if arrival.tenant is None else arrival.tenant,
+            tenant=self._tenant(call),
             first_token_deadline_us=_after(call.times.arrived_us, terms.first_token_us),
             finish_deadline_us=_after(call.times.arrived_us, terms.finish_us),
         )

@@ -68,6 +68,16 @@ def prompt_of(arrival: Arrival, number: int) -> list[int]:
     return tokens
 
 
+def text_of(arrival: Arrival, number: int) -> bytes:
+    """What a gate reads of a prompt whose beginning others share: eight bytes for two tokens. Empty where none does."""
+    content = arrival.content
+    if not content.heads:
+        return b""
+    size = 4 * content.head_tokens
+    text = b"".join((head.to_bytes(8, "little") * -(-size // 8))[:size] for head in content.heads)
+    return (text + (b"%d " % number) * arrival.prompt_tokens)[: 4 * arrival.prompt_tokens]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
     """Lengths of what a load sends."""

@@ -238,6 +238,7 @@ class EngineLoop:
                 outcome=request.outcome,
                 prompt_tokens=request.num_prompt,
                 output_tokens=request.num_output,
+                cached_tokens=request.num_cached_tokens,
             )
         )
 

@@ -148,6 +148,8 @@ class FinishedState:
     outcome: str
     prompt_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens that were found computed when it first entered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ CLASS_HEADER = "x-sluice-class"
 TENANT_HEADER = "x-sluice-tenant"
 TTFT_HEADER = "x-sluice-ttft-ms"
 TIMEOUT_HEADER = "x-sluice-timeout-ms"
+EXPECTED_OUTPUT_HEADER = "x-sluice-expected-output-tokens"
+"""From the gate to the engine only."""
 _TENANT_HEADERS = (TENANT_HEADER, "x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 """The first that is there counts; the others are llm-d's, today's and the older one."""
 IDENTITY_HEADERS = (CLASS_HEADER, *_TENANT_HEADERS)
@@ -60,6 +62,8 @@ class Terms:
     """Its last token is of no use later than this after its body was whole."""
     behind: bool = False
     """Whether its caller puts it behind its own others, as the body's `priority` says; no header."""
+    expected_output_tokens: int | None = None
+    """What the gate expects of each answer, where it has learned that; never what a client says."""
 
     def priority(self, *, behind: bool = False) -> int:
         """The base priority; `behind` puts it one level after its caller's others, and never into the next class."""
@@ -79,6 +83,8 @@ class Terms:
         for name, bound_us in ((TTFT_HEADER, self.first_token_us), (TIMEOUT_HEADER, self.finish_us)):
             if bound_us is not None:
                 headers[name] = str(max(0, bound_us - waited_us) // 1000)
+        if self.expected_output_tokens is not None:
+            headers[EXPECTED_OUTPUT_HEADER] = str(self.expected_output_tokens)
         return headers
 
 
@@ -87,8 +93,10 @@ def is_tenant(name: str) -> bool:
     return _TENANT.fullmatch(name) is not None
 
 
-def parse(headers: Headers, *, trusted: bool) -> Terms:
+def parse(headers: Headers, *, trusted: bool, by_gate: bool = False) -> Terms:
     """The terms that headers ask for; class and tenant only of a trusted peer, from others they are not even read.
+
+    `by_gate`: they were written by a gate, which adds what it expects.
 
     Raises:
         InvalidTerms: a value is not one of those that can be, or a header came twice.
@@ -101,6 +109,7 @@ def parse(headers: Headers, *, trusted: bool) -> Terms:
         tenant=_tenant(headers) if trusted else "",
         first_token_us=_bound_us(headers, TTFT_HEADER),
         finish_us=_bound_us(headers, TIMEOUT_HEADER),
+        expected_output_tokens=_tokens(headers, EXPECTED_OUTPUT_HEADER) if by_gate else None,
     )
 
 
@@ -124,6 +133,15 @@ def _bound_us(headers: Headers, name: str) -> int | None:
             name, f"must be a whole number of milliseconds from 0 to {MAX_BOUND_MS}, not {_shown(value)}"
         )
     return int(value) * 1000
+
+
+def _tokens(headers: Headers, name: str) -> int | None:
+    value = _one(headers, name)
+    if value is None:
+        return None
+    if _WHOLE.fullmatch(value) is None or int(value) < 1:
+        raise InvalidTerms(name, f"must be a whole number of tokens, 1 or more, not {_shown(value)}")
+    return int(value)
 
 
 def _one(headers: Headers, name: str) -> str | None:

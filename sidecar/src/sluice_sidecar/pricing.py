@@ -1,0 +1,166 @@
+"""The price of a call, from its body and from what earlier ones turned out to cost.
+
+Owns everything learned about sizes: tokens per byte, lengths of answers, beginnings that the engine has computed. It
+remembers each admitted call until the engine has said how its prediction came out. Pure. Must not know who is let in.
+Start reading at `Pricing.price`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, replace
+
+from sluice_engine.core.fit import MAX_CHOICES, largest_output_tokens
+from sluice_engine.core.request import Outcome
+from sluice_engine.core.state import EngineState, FinishedState, RequestState
+from sluice_sidecar.estimate import Asked, PromptSize, TokenRatio, most_prompt_tokens
+from sluice_sidecar.ledger import ChoiceCost, Cost, Entry
+from sluice_sidecar.limits import Limits
+from sluice_sidecar.outputs import Outputs
+from sluice_sidecar.prefixes import Beginning, Match, Prefixes
+
+# The engine lists what has ended for a while: of what it has not told by then it never will.
+_TOLD_WITHIN_US = 10_000_000
+
+
+@dataclass(slots=True)
+class _Admitted:
+    """A call whose predictions have not all come out yet."""
+
+    cost: Cost
+    unfinished: set[int]
+    """Choices whose answer's length is not known."""
+    unbegun: set[int]
+    """Choices of which the engine has not said how much of the prompt it found."""
+    uncomputed: set[int]
+    """Choices whose prompt the engine has not computed."""
+
+
+class Pricing:
+    """What calls will cost."""
+
+    def __init__(self) -> None:
+        self.ratio = TokenRatio()
+        self.outputs = Outputs()
+        self.prefixes = Prefixes()
+        self.answers_total = {"within": 0, "longer": 0}
+        """Answers by whether they stayed within what was expected, where that was less than what was asked for."""
+        self._admitted: dict[str, _Admitted] = {}
+        self._left: deque[tuple[int, str]] = deque()
+        """Those whose stream has ended, and when: the engine has yet to tell of them."""
+        self._boot_id = ""
+        self._pool_tokens = 0
+        """What the engine may share of earlier prompts; 0 where it shares nothing, or does not say."""
+
+    def price(self, asked: Asked, limits: Limits, tenant: str = "", exact_tokens: int | None = None) -> Cost:
+        """The cost of a call. `exact_tokens` is the counted length of its largest prompt, where it was counted."""
+        choices: list[ChoiceCost] = []
+        matches: list[Match] = []
+        for index, prompt in enumerate(asked.prompts):
+            match = self.prefixes.match(Beginning(tenant, prompt.text if self._pool_tokens else b""))
+            if exact_tokens is not None and index == asked.largest:
+                tokens = exact_tokens
+            else:
+                # An estimate that does not fit is too high: what cannot fit for certain was refused before.
+                most = most_prompt_tokens(asked.max_tokens or 1, limits)
+                tokens = max(1, min(self._prompt_tokens(prompt, match), most))
+            room = largest_output_tokens(
+                tokens, max_length_tokens=limits.max_length_tokens, pool_tokens=limits.pool_tokens
+            )
+            max_tokens = max(1, room) if asked.max_tokens is None else asked.max_tokens
+            cached_tokens = self.prefixes.credit(match, tokens, limits.block_tokens)
+            output_tokens = self.outputs.expected(tenant, max_tokens)
+            key = match.key if cached_tokens else b""
+            choice = ChoiceCost(tokens, max_tokens, output_tokens, cached_tokens, key)
+            choices.extend([choice] * asked.choices_per_prompt)
+            matches.extend([match] * asked.choices_per_prompt)
+        return Cost(
+            tuple(choices[:MAX_CHOICES]),
+            text_bytes=0 if any(prompt.tokens is not None for prompt in asked.prompts) else asked.prompts[0].text_bytes,
+            overhead_tokens=asked.prompts[0].overhead_tokens,
+            tenant=tenant,
+            matches=tuple(matches[:MAX_CHOICES]),
+        )
+
+    def admitted(self, request_id: str, cost: Cost) -> None:
+        """A call was let in: its predictions will come out."""
+        # Choices of one prompt find what the first of them computed: only that one says what was there before.
+        matches = cost.matches
+        firsts = {i for i in range(len(matches)) if i == 0 or matches[i] is not matches[i - 1]}
+        for index in firsts:
+            matches[index].beginning.settle()
+        uncomputed = {index for index in firsts if matches[index].beginning.num_chunks}
+        unbegun = {index for index in firsts if matches[index].tokens}
+        self._admitted[request_id] = _Admitted(cost, set(range(len(cost.choices))), unbegun, uncomputed)
+
+    def left(self, entry: Entry, now_us: int, *, listed: bool, completed: bool) -> None:
+        """A call's stream has ended. `listed`: the engine will tell itself how long its answers were."""
+        if listed:
+            self._left.append((now_us, entry.id))
+            return
+        self._admitted.pop(entry.id, None)
+        for index, choice in enumerate(entry.choices):
+            cut_off = not completed or choice.output_tokens >= choice.max_tokens
+            self._learn(entry.cost, index, choice.output_tokens, cut_off=cut_off)
+
+    def observe(self, state: EngineState, now_us: int) -> None:
+        """Take in what the engine says of the calls that are in it, and of those that have ended."""
+        if state.boot_id != self._boot_id:
+            self._boot_id = state.boot_id
+            self.prefixes.forget()
+        shares = state.prefix is not None and state.prefix.enabled and state.pool is not None
+        self._pool_tokens = state.pool.total_blocks * state.pool.block_tokens if shares and state.pool else 0
+        for request in state.requests:
+            call = self._admitted.get(request.id)
+            if call is not None and (call.unbegun or call.uncomputed):
+                self._progressed(call, request)
+        for ended in state.finished:
+            call = self._admitted.get(ended.id)
+            if call is not None and ended.choice in call.unfinished:
+                self._finished(call, ended)
+                if not call.unfinished:
+                    del self._admitted[ended.id]
+        while self._left and now_us - self._left[0][0] > _TOLD_WITHIN_US:
+            self._admitted.pop(self._left.popleft()[1], None)
+
+    def _prompt_tokens(self, prompt: PromptSize, match: Match) -> int:
+        """The length to expect: as it was told for a known beginning, by its bytes for the rest."""
+        if prompt.tokens is not None or not match.num_bytes:
+            return self.ratio.tokens(prompt)
+        rest = 1 - match.num_bytes / match.beginning.num_bytes
+        return match.tokens + self.ratio.tokens(replace(prompt, text_bytes=math.ceil(prompt.text_bytes * rest)))
+
+    def _progressed(self, call: _Admitted, request: RequestState) -> None:
+        choice, begun = request.choice, request.status == "running" or request.computed_tokens or request.preemptions
+        if begun:
+            self._begun(call, choice, request.cached_tokens)
+        # Its last token is computed with the first of its answer.
+        if request.output_tokens:
+            self._computed(call, choice, request.prompt_tokens)
+
+    def _finished(self, call: _Admitted, ended: FinishedState) -> None:
+        call.unfinished.discard(ended.choice)
+        if ended.output_tokens:
+            self._begun(call, ended.choice, ended.cached_tokens)
+            self._computed(call, ended.choice, ended.prompt_tokens)
+        if ended.outcome != Outcome.FAILED:
+            self._learn(call.cost, ended.choice, ended.output_tokens, cut_off=ended.outcome != Outcome.STOP)
+
+    def _learn(self, cost: Cost, choice: int, output_tokens: int, *, cut_off: bool) -> None:
+        self.outputs.learn(cost.tenant, output_tokens, cut_off=cut_off)
+        expected = cost.choices[choice]
+        is_longer = output_tokens > expected.output_tokens
+        # One that was cut off before might have become either.
+        if expected.output_tokens < expected.max_tokens and (is_longer or not cut_off):
+            self.answers_total["longer" if is_longer else "within"] += 1
+
+    def _begun(self, call: _Admitted, choice: int, cached_tokens: int) -> None:
+        if choice in call.unbegun:
+            call.unbegun.discard(choice)
+            self.prefixes.judge(call.cost.matches[choice].tokens, cached_tokens)
+
+    def _computed(self, call: _Admitted, choice: int, prompt_tokens: int) -> None:
+        if choice in call.uncomputed:
+            call.uncomputed.discard(choice)
+            self.prefixes.computed(call.cost.matches[choice].beginning, prompt_tokens, self._pool_tokens)
