@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from sluice_engine import codec
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.headroom import demanded, headroom
 from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.server import Gate
 from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
@@ -84,6 +85,8 @@ class Admin:
                 verdicts=admission.decisions.regret.verdicts,
                 retry_share=round(admission.retry_budget.share(), 4),
             ),
+            demand=demanded(admission, now_us),
+            headroom=headroom(admission, now_us),
             engine=engine,
             api_keys=None if gate.callers.keys is None else len(gate.callers.keys),
             api_keys_refused="" if gate.files.keys is None else gate.files.keys.problem,

@@ -19,6 +19,7 @@ from sluice_engine.errors import sentence
 from sluice_sidecar.attempts import FIRST, Attempt, Attempts
 from sluice_sidecar.classes import Classes
 from sluice_sidecar.decisions import Decisions
+from sluice_sidecar.demand import Demand, Verdict, Work, work_of
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
 from sluice_sidecar.fairness import Queue, Ticket
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
@@ -74,6 +75,7 @@ class Admission:
         self.retries_total: Counter[str] = Counter()
         """Attempts that were retries, by verdict."""
         self.decisions = Decisions()
+        self.demand = Demand()
         self._queue = Queue(self.tenants, live.scheduling.aging_interval_us)
 
     def configure(self, live: LiveConfig, now_us: int) -> None:
@@ -180,6 +182,14 @@ class Admission:
     def waiting(self) -> int:
         """Requests at the door."""
         return len(self._queue)
+
+    def queued_work(self) -> Work:
+        """What those at the door would take."""
+        work = Work()
+        if self.room.limits is not None:
+            for ticket in self._queue:
+                work.add(work_of(ticket.cost, self.room.limits))
+        return work
 
     def closed_by(self, now_us: int) -> Reason | None:
         """The reason one more small request would be refused for now; None while the door is open."""
@@ -344,6 +354,7 @@ class Admission:
         is_retry = ticket.attempt.number > 0
         self.retries_total["admitted"] += is_retry
         self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
+        self._count("admitted", ticket, now_us)
         ticket.decision.admitted(now_us)
         self.sizes.admitted(ticket.terms.service_class, ticket.cost, now_us)
         engine_us = expected_us(ticket.cost, self.room.limits)
@@ -364,6 +375,11 @@ class Admission:
         self.quotas.settle(entry.id, used_tokens(entry.choices, completed=completed))
         self.advance(now_us)
 
+    def _count(self, verdict: Verdict, ticket: Ticket, now_us: int) -> None:
+        assert self.room.limits is not None, "asked where something was looked at"
+        work = work_of(ticket.cost, self.room.limits)
+        self.demand.count(verdict, work, now_us, retry=ticket.attempt.number > 0)
+
     def _refuse_unavailable(self, reason: Reason) -> Refusal:
         return Refusal(reason, _UNAVAILABLE[reason])
 
@@ -382,6 +398,7 @@ class Admission:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
         held = ticket.held
         assert held is not None, "who is refused for load was looked at"
+        self._count("shed", ticket, now_us)
         has, due = self.tenants.shares_percent(ticket.terms.tenant)
         if has > due and self._queue.others_wait(ticket):
             problem = f"this tenant has {has} % of what runs, its share is {due} %, and others wait"

@@ -50,12 +50,6 @@ class GateMetrics:
             ["header"],
             registry=r,
         )
-        self.demand_tokens = Counter(
-            "sluice_gate_demand_tokens_total",
-            "Prompt and output tokens asked for, admitted or shed: what an autoscaler sizes by.",
-            ["verdict"],
-            registry=r,
-        )
         self.promise = Counter(
             "sluice_gate_promise_total",
             "Completed requests by what became of the promise (kept, ttft_missed, itl_missed); kept ones are goodput.",

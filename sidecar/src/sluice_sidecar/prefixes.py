@@ -89,14 +89,14 @@ class Prefixes:
 
     def match(self, beginning: Beginning) -> Match:
         """The longest beginning of a prompt that the engine has computed before."""
-        match = Match(beginning)
-        for index in range(beginning.num_chunks):
-            key = beginning.key(index)
-            known = self._tokens.get(key)
+        depth, tokens, key = 0, 0, b""
+        while depth < beginning.num_chunks:
+            deeper = beginning.key(depth)
+            known = self._tokens.get(deeper)
             if known is None:
                 break
-            match = Match(beginning, (index + 1) * CHUNK_BYTES, known[0], key)
-        return match
+            depth, tokens, key = depth + 1, known[0], deeper
+        return Match(beginning, depth * CHUNK_BYTES, tokens, key)
 
     def credit(self, match: Match, prompt_tokens: int, block_tokens: int) -> int:
         """Tokens of a prompt that need not be computed, in whole blocks; its last token always is."""

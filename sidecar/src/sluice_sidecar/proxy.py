@@ -55,6 +55,8 @@ class Call:
     route: Route
     request_id: str
     body: Body
+    signals: Callable[[], dict[str, str]]
+    """What every answer says of the pod."""
     terms: Terms = field(default_factory=Terms)
     arrived_us: int = 0
     outcome: Outcome | None = None
@@ -76,8 +78,8 @@ class Call:
             self.task.cancel()
 
     def answer_headers(self) -> dict[str, str]:
-        """The ids that every answer carries."""
-        return headers.own(self.request.headers, self.request_id, SERVER)
+        """The ids that every answer carries, and what it says of the pod."""
+        return headers.own(self.request.headers, self.request_id, SERVER) | self.signals()
 
 
 @dataclass(slots=True)

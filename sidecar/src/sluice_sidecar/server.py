@@ -39,6 +39,7 @@ from sluice_sidecar.models import MODELS, is_models, models
 from sluice_sidecar.proxy import PATHS, Call, Proxy
 from sluice_sidecar.recorder import Recorder
 from sluice_sidecar.shedding import Effort, Shedding
+from sluice_sidecar.signals import Signals
 from sluice_sidecar.trust import TrustedPeers
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class Gate:
         self.files = files if files is not None else HotFiles(config, b"")
         self._trusted = TrustedPeers(config.trusted_peers)
         self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
+        self.signals = Signals(self.admission, clock)
+        self.metrics.registry.register(self.signals)
         self.metrics.registry.register(
             AdmissionCollector(
                 self.admission,
@@ -150,7 +153,14 @@ class Gate:
         return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
-        call = Call(request, route, f"req-{secrets.token_hex(12)}", Body(self.held), task=asyncio.current_task())
+        call = Call(
+            request,
+            route,
+            f"req-{secrets.token_hex(12)}",
+            Body(self.held),
+            self.signals.headers,
+            task=asyncio.current_task(),
+        )
         self._calls.add(call)
         decisions = self.admission.decisions
         decisions.asked(call.request_id, client_id(request.headers), route, self.clock())
@@ -202,8 +212,6 @@ class Gate:
         if isinstance(cost, Refusal):
             return cost
         verdict = await self._enter(call, cost)
-        tokens = cost.prompt_tokens + cost.decode_tokens
-        self.metrics.demand_tokens.labels("admitted" if isinstance(verdict, Permit) else "shed").inc(tokens)
         if isinstance(verdict, Refusal):
             return verdict
         times = call.times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)

@@ -57,6 +57,36 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demanded:
+    """What is asked of this pod, over the last half minute; a request that is sent again counts once."""
+
+    admitted_tokens_per_second: float = 0.0
+    """Tokens to compute: prompt tokens not found computed, and expected output."""
+    shed_tokens_per_second: float = 0.0
+    queued_tokens: int = 0
+    """Of those that wait at the door now."""
+    admitted_blocks: float = 0.0
+    """KV blocks that this work would hold on average."""
+    shed_blocks: float = 0.0
+    queued_block_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """What is still to be had now, within the promise."""
+
+    slots: int
+    blocks: int
+    """KV blocks below the ceiling, the growth of what is inside reckoned with."""
+    tokens_per_second: int | None
+    """Prefill and output together, beside what is let in now; None while no traffic tells how requests are made."""
+    capacity_tokens_per_second: int | None
+    """The same of an empty pod."""
+    class_cut: str | None
+    """The least urgent class that is let in now; None: nobody is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GateState:
     """The whole document."""
 
@@ -72,6 +102,8 @@ class GateState:
     measured: Measured
     admission: Admission
     engine: EngineState | None
+    demand: Demanded | None = None
+    headroom: Headroom | None = None
     promise: SLOConfig | None = None
     """What is held against; None from a gate that does not say."""
     api_keys: int | None = None

@@ -300,7 +300,6 @@ class EngineThread:
                 total_blocks=scheduler.pool.num_blocks,
                 free_blocks=scheduler.pool.num_free,
             ),
-            prefix=scheduler.prefix.state(),
             running_requests=scheduler.rows.num_running,
             waiting_requests=len(scheduler.waiting),
             prefix=scheduler.prefix.state(),
