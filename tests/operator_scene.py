@@ -138,8 +138,12 @@ def gate_state(  # each is one thing a test varies
     loading: LoadingProgress | None = None,
     hung: bool = False,
     failure: str = "",
+    live_hash: str = "",
+    engine_live_hash: str | None = None,
+    refused: str = "",
+    api_keys: int | None = None,
 ) -> GateState:
-    """What a gate says; the engine's step costs are those of the planning profile."""
+    """What a gate says; the engine's step costs are those of the planning profile, and it obeys what the gate does."""
     loaded = phase != "loading"
     engine = EngineState(
         schema_version="1.0",
@@ -164,13 +168,16 @@ def gate_state(  # each is one thing a test varies
         if loaded
         else None,
         loading=loading,
+        live_config_hash=live_hash if engine_live_hash is None else engine_live_hash,
     )
     return GateState(
         schema_version="1.0",
         ready=loaded,
         draining=False,
         freshness="fresh",
-        live_config_hash="",
+        live_config_hash=live_hash,
+        live_config_refused=refused,
+        api_keys=api_keys,
         gate_config_hash="",
         measured=measured or Measured(),
         admission=Admission(open=is_open, reason="" if is_open else why_shut, refused_total={}),

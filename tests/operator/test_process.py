@@ -30,12 +30,15 @@ def test_settings_come_from_the_environment() -> None:
     settings = config.from_environment({
         **IMAGES, "SLUICE_WATCH_NAMESPACES": "a, b,", "SLUICE_LOG_LEVEL": "debug", "SLUICE_METRICS_PORT": "0",
         "SLUICE_RESYNC_SECONDS": "60", "SLUICE_POLL_SECONDS": "2.5", "PATH": "/bin",
+        "SLUICE_OTLP_ENDPOINT": "http://collector:4318",
     })  # fmt: skip
 
     assert (settings.images.engine, settings.images.gate) == ("engine:1", "gate:1")
     assert settings.namespaces == ("a", "b")
     assert (settings.log_level, settings.metrics_port) == ("DEBUG", 0)
     assert (settings.resync_s, settings.poll_s) == (60, 2.5)
+    assert settings.otlp_endpoint == "http://collector:4318"
+    assert config.from_environment(IMAGES).otlp_endpoint == ""
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,7 @@ def test_settings_come_from_the_environment() -> None:
         pytest.param({"SLUICE_METRICS_PORT": "http"}, id="a port that is no number"),
         pytest.param({"SLUICE_METRICS_PORT": "70000"}, id="a port that does not exist"),
         pytest.param({"SLUICE_RESYNC_SECONDS": "1"}, id="a resync without a pause"),
+        pytest.param({"SLUICE_OTLP_ENDPOINT": "collector:4318"}, id="an endpoint without a scheme"),
         pytest.param({"SLUICE_POLL_SECONDS": "0"}, id="a poll without a pause"),
     ],
 )

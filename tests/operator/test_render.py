@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import operator_scene as scene
@@ -51,6 +51,7 @@ def test_the_programs_read_the_very_files_that_are_rendered() -> None:
     assert codec.from_json(LiveConfig, data["live.json"], "live") == expected.live
 
 
+@settings(deadline=None)
 @given(
     chunk=st.none() | st.integers(16, 100_000),
     replicas=st.integers(0, 1000),
@@ -77,6 +78,20 @@ def test_the_same_spec_gives_the_same_bytes(
 @pytest.mark.parametrize(
     ("changes", "config_moves", "live_moves"),
     [
+        pytest.param({"admission": {"mode": "Observe"}}, False, True, id="the mode moves only the live file"),
+        pytest.param({"admission": {"retryBudgetPercent": 5}}, False, True, id="retries move only the live file"),
+        pytest.param(
+            {"admission": {"tenants": [{"name": "a", "tokensPerSecond": 9}]}},
+            False,
+            True,
+            id="a quota moves only the live file",
+        ),
+        pytest.param(
+            {"admission": {"apiKeysSecretRef": {"name": "keys"}}},
+            True,
+            False,
+            id="keys where none were move the gate's file",
+        ),
         pytest.param({"slo": {"interTokenLatency": "100ms"}}, False, True, id="a promise moves only the live file"),
         pytest.param({"scheduling": {"prefillChunkTokens": 64}}, False, True, id="a chunk moves only the live file"),
         pytest.param({"scheduling": {"maxSequences": 8}}, True, False, id="the batch moves the engine's file"),
@@ -89,14 +104,49 @@ def test_the_same_spec_gives_the_same_bytes(
 def test_a_change_moves_the_file_that_it_belongs_to(
     changes: dict[str, Any], *, config_moves: bool, live_moves: bool
 ) -> None:
-    def names(spec: Any) -> tuple[str, str]:
-        config, live = (item["metadata"]["name"] for item in objects(spec, scene.IMAGES) if item["kind"] == "ConfigMap")
+    def maps(spec: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        config, live = (item for item in objects(spec, scene.IMAGES) if item["kind"] == "ConfigMap")
         return config, live
 
-    config, live = names(scene.spec())
-    new_config, new_live = names(scene.spec(changes))
+    config, live = maps(scene.spec())
+    new_config, new_live = maps(scene.spec(changes))
 
     assert (config != new_config, live != new_live) == (config_moves, live_moves)
+    assert (config["metadata"]["name"] != new_config["metadata"]["name"]) == config_moves
+    assert live["metadata"]["name"] == new_live["metadata"]["name"] == "chat-live"
+    assert "immutable" not in live
+
+
+def test_what_pods_follow_while_they_run_is_no_part_of_their_template() -> None:
+    def template(changes: dict[str, Any]) -> Any:
+        return by_kind(scene.spec(changes))["Deployment"]["spec"]["template"]
+
+    changes = {
+        "slo": {"interTokenLatency": "100ms"},
+        "admission": {"maxWait": "2s"},
+        "scheduling": {"agingInterval": "5s"},
+    }
+    assert template(changes) == template({})
+
+
+def test_api_keys_are_mounted_into_the_gate_alone_and_may_come_later() -> None:
+    pod = pod_of(scene.spec({"admission": {"apiKeysSecretRef": {"name": "keys"}}}))
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "sluice-keys"]
+    (gate,), (engine,) = pod["initContainers"], pod["containers"]
+
+    assert volume == {"name": "sluice-keys", "secret": {"secretName": "keys", "optional": True}}
+    assert {"name": "sluice-keys", "mountPath": "/etc/sluice/keys", "readOnly": True} in gate["volumeMounts"]
+    assert "sluice-keys" not in str(engine)
+    assert "sluice-keys" not in str(pod_of(scene.spec()))
+
+
+def test_the_operators_collector_is_told_to_every_gate() -> None:
+    def gate_file(endpoint: str) -> GateConfig:
+        config, _ = (item for item in objects(scene.spec(), scene.IMAGES, endpoint) if item["kind"] == "ConfigMap")
+        return codec.from_json(GateConfig, config["data"]["gate.json"], "gate")
+
+    assert gate_file("http://collector:4318").otlp_endpoint == "http://collector:4318"
+    assert gate_file("").otlp_endpoint == ""
 
 
 def test_everything_is_owned_by_the_resource_and_blocks_nothing() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import operator_scene as scene
+from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress, StepCost
 from sluice_operator.pods import Failure
 from sluice_operator.status import Situation, compute, condition
@@ -283,6 +284,89 @@ def test_conditions_tell_what_is_seen(seen: Situation, expected: dict[str, str])
     assert all(one["observedGeneration"] == seen.generation for one in status["conditions"])
     assert all(one["message"].strip() for one in status["conditions"])
     assert ("failure" in status) == (told["Degraded"].startswith("True"))
+
+
+LIVE = codec.digest(scene.spec().live)
+OLD_LIVE = "0123456789"
+PENDING, SETTLED = "True/ConfigPending", "False/Settled"
+
+
+@pytest.mark.parametrize(
+    ("gates", "progressing"),
+    [
+        pytest.param([{"live_hash": LIVE}, {"live_hash": LIVE}], SETTLED, id="both pods obey the newest"),
+        pytest.param([{"live_hash": LIVE}, {"live_hash": OLD_LIVE}], PENDING, id="one pod has not heard of it"),
+        pytest.param(
+            [{"live_hash": LIVE}, {"live_hash": LIVE, "engine_live_hash": OLD_LIVE}], PENDING, id="one engine has not"
+        ),
+        pytest.param([{"live_hash": LIVE}, None], PENDING, id="one pod does not answer"),
+        pytest.param(
+            [{"live_hash": LIVE}, {"live_hash": LIVE, "engine_live_hash": ""}], SETTLED, id="another engine reads none"
+        ),
+        pytest.param(
+            [{"live_hash": LIVE}, {"live_hash": OLD_LIVE, "refused": "slo: is missing"}], "False/ConfigRefused",
+            id="one pod refuses it",
+        ),
+    ],
+)  # fmt: skip
+def test_it_progresses_until_every_pod_obeys_the_newest_promise_and_goes_on_serving(
+    gates: list[Any], progressing: str
+) -> None:
+    names = ("chat-a", "chat-b")
+    pods = [scene.pod(name) for name in names]
+    states = {name: scene.gate_state(**told) for name, told in zip(names, gates, strict=True) if told is not None}
+
+    status = compute(situation(*pods, replicas=2, gates=states, generation=2), {"observedGeneration": 1}, NOW)
+
+    told = condition(status, "Progressing")
+    assert f"{told['status']}/{told['reason']}" == progressing
+    assert condition(status, "Ready")["status"] == "True"
+
+
+def test_a_pod_that_does_not_answer_for_once_is_what_it_was() -> None:
+    pods, states = [scene.pod()], {"chat-a": scene.gate_state(live_hash=LIVE)}
+    (name,) = [pod["metadata"]["name"] for pod in pods]
+    old, new = {name: scene.gate_state(live_hash=OLD_LIVE)}, {name: states["chat-a"]}
+
+    first = compute(situation(*pods, gates=old, generation=2), {"observedGeneration": 1}, NOW)
+    silent = compute(situation(*pods, gates={}, generation=2), first, NOW)
+    settled = compute(situation(*pods, gates=new, generation=2), silent, NOW)
+    silent_again = compute(situation(*pods, gates={}, generation=2), settled, NOW)
+
+    reasons = [condition(status, "Progressing")["reason"] for status in (first, silent, settled, silent_again)]
+    assert reasons == ["ConfigPending", "ConfigPending", "Settled", "Settled"]
+
+
+def test_the_promise_is_judged_by_pods_that_have_it_already() -> None:
+    pods = [scene.pod("chat-a"), scene.pod("chat-b")]
+    old = scene.gate_state(live_hash=OLD_LIVE, feasible=False, reason="too tight")
+    new = scene.gate_state(live_hash=LIVE)
+
+    status = compute(situation(*pods, replicas=2, gates={"chat-a": old, "chat-b": new}, generation=2), {}, NOW)
+
+    assert condition(status, "SLOFeasible")["status"] == "True"
+
+
+def test_a_refused_file_is_told_in_the_words_of_who_refused_it() -> None:
+    told = scene.gate_state(live_hash=OLD_LIVE, refused="live.json.slo: is missing")
+    (pod,) = [scene.pod()]
+
+    failure = compute(situation(pod, gates={pod["metadata"]["name"]: told}), {}, NOW)["failure"]
+
+    assert failure["reason"] == "ConfigRefused"
+    assert "the gate refuses live.json, and goes by the one before: live.json.slo: is missing" in failure["message"]
+    assert failure["pod"] == pod["metadata"]["name"]
+    assert failure["hint"]
+
+
+def test_a_secret_without_keys_is_told_as_a_shut_door() -> None:
+    (pod,) = [scene.pod()]
+    gates = {pod["metadata"]["name"]: scene.gate_state(api_keys=0)}
+
+    door = condition(compute(situation(pod, gates=gates), {}, NOW), "AdmissionOpen")
+
+    assert (door["status"], door["reason"]) == ("False", "NoApiKeys")
+    assert "apiKeysSecretRef" in door["message"]
 
 
 def test_a_condition_keeps_its_date_until_its_status_changes() -> None:

@@ -25,6 +25,8 @@ class Settings:
     """SLUICE_METRICS_PORT: /metrics, /livez, /readyz. 0 takes a free one and logs it."""
     resync_s: float = 300.0
     """SLUICE_RESYNC_SECONDS: how often everything is looked at again, whatever the watches said."""
+    otlp_endpoint: str = ""
+    """SLUICE_OTLP_ENDPOINT: where the gates of all services send spans (OTLP over HTTP); empty: nowhere."""
     poll_s: float = 5.0
     """SLUICE_POLL_SECONDS: how often running pods are asked for their state."""
 
@@ -34,6 +36,8 @@ class Settings:
             raise InvalidSettings(f"SLUICE_LOG_LEVEL must be one of {', '.join(_LOG_LEVELS)}, not {self.log_level!r}")
         if not 0 <= self.metrics_port <= 65535:
             raise InvalidSettings("SLUICE_METRICS_PORT must be 0 to 65535")
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise InvalidSettings("SLUICE_OTLP_ENDPOINT must be an http:// or https:// URL")
         if self.resync_s < 10:
             raise InvalidSettings("SLUICE_RESYNC_SECONDS must be at least 10")
         if self.poll_s < 1:
@@ -58,6 +62,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         namespaces=tuple(name.strip() for name in namespaces if name.strip()),
         log_level=environment.get("SLUICE_LOG_LEVEL", "INFO").upper(),
         metrics_port=int(_number(environment, "SLUICE_METRICS_PORT", "8081")),
+        otlp_endpoint=environment.get("SLUICE_OTLP_ENDPOINT", ""),
         resync_s=_number(environment, "SLUICE_RESYNC_SECONDS", "300"),
         poll_s=_number(environment, "SLUICE_POLL_SECONDS", "5"),
     )

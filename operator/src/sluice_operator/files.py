@@ -22,6 +22,7 @@ class Paths:
     run_dir: str = "/run/sluice"
     config_dir: str = "/etc/sluice/config"
     live_dir: str = "/etc/sluice/live"
+    keys_dir: str = "/etc/sluice/keys"
     cache_dir: str = "/var/cache/sluice"
     termination_log: str = "/dev/termination-log"
 
@@ -35,8 +36,8 @@ class Files:
     live: LiveConfig
 
 
-def files(spec: ServiceSpec, paths: Paths) -> Files:
-    """What engine and gate are told."""
+def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
+    """What engine and gate are told; `otlp_endpoint` is where the gate sends spans, nowhere when empty."""
     socket = f"{paths.run_dir}/engine.sock"
     live_path = f"{paths.live_dir}/live.json"
     return Files(
@@ -57,6 +58,8 @@ def files(spec: ServiceSpec, paths: Paths) -> Files:
             run_dir=paths.run_dir,
             drain_timeout_us=spec.drain_timeout_us,
             trusted_peers=spec.trusted_peers,
+            api_keys_dir=paths.keys_dir if spec.api_keys_secret else "",
+            otlp_endpoint=otlp_endpoint,
             endpoint_propagation_us=ENDPOINT_PROPAGATION_S * 1_000_000,
         ),
         live=spec.live,

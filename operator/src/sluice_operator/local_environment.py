@@ -1,7 +1,7 @@
 """What a local process can have of a pod: its engine's environment; what it cannot have, and what says nothing here.
 
-Owns the answer for each field of `spec.podTemplate`, so that `sluice run` drops none of them silently. Pure. Next:
-`local.py`.
+Owns the answer for `spec.podTemplate` and for what else of a spec lives in a cluster, so that `sluice run` drops none
+of it silently. Pure. Next: `local.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"\$\$|\$\(([^()\s]+)\)")
 
 
 def refusals(spec: ServiceSpec) -> list[str]:
-    """What the engine would miss as a local process: one line a field, empty when it misses nothing."""
+    """What the programs would miss as local processes: one line a field, empty when it misses nothing."""
     engine = spec.pod_template.get("engine", {})
     found = []
     for index, variable in enumerate(engine.get("env", ())):
@@ -33,6 +33,9 @@ def refusals(spec: ServiceSpec) -> list[str]:
         ("engine.volumeMounts", engine.get("volumeMounts", ())),
     ):
         found += [f"spec.podTemplate.{field}[{index}] ({item['name']}): {mount}" for index, item in enumerate(items)]
+    if spec.api_keys_secret:
+        why = "the Secret is in a cluster, which a local process cannot read: take it out to run here without keys"
+        found.append(f"spec.admission.apiKeysSecretRef: {why}")
     return found
 
 

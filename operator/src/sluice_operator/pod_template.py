@@ -36,7 +36,7 @@ def grace_period_s(spec: ServiceSpec) -> int:
 
 
 def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object) -> Object:
-    """The Deployment's template, with the two ConfigMaps mounted and their hashes in its annotations."""
+    """The Deployment's template, with the two ConfigMaps mounted, and the hash of the one that rolls the pods."""
     extra = spec.pod_template
     own_cache = not any(_is_cache(mount) for mount in extra.get("engine", {}).get("volumeMounts", ()))
     pod: Object = {
@@ -57,6 +57,7 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
         "volumes": [
             {"name": "sluice-config", "configMap": {"name": config["metadata"]["name"]}},
             {"name": "sluice-live", "configMap": {"name": live["metadata"]["name"]}},
+            *_key_volumes(spec),
             {"name": "sluice-run", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
             {"name": "sluice-tmp", "emptyDir": {}},
             {"name": "sluice-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
@@ -82,7 +83,6 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
         "kubectl.kubernetes.io/default-container": "engine",
         **extra.get("annotations", {}),
         "sluice.dev/config": config["metadata"]["name"].rpartition("-")[2],
-        "sluice.dev/live": live["metadata"]["name"].rpartition("-")[2],
         COST_BASIS_ANNOTATION: cost_basis(spec),
     }
     return {
@@ -153,8 +153,20 @@ def _gate_container(spec: ServiceSpec, images: Images) -> Object:
         # Again and again: a gate that restarts just now has no handler for the signal yet, or forgets it.
         "lifecycle": {"preStop": _shell(f"while [ ! -e {drained} ]; do kill -USR1 1; sleep 0.2; done")},
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": _common_mounts(),
+        "volumeMounts": [
+            *_common_mounts(),
+            *({"name": one["name"], "mountPath": Paths().keys_dir, "readOnly": True} for one in _key_volumes(spec)),
+        ],
     }
+
+
+def _key_volumes(spec: ServiceSpec) -> list[Object]:
+    """The API keys, for the gate alone."""
+    # Optional: a Secret that comes later is mounted then, and until then the gate lets nobody in, which its state says.
+    # A pod that cannot start would say nothing, and load nothing meanwhile.
+    if not spec.api_keys_secret:
+        return []
+    return [{"name": "sluice-keys", "secret": {"secretName": spec.api_keys_secret, "optional": True}}]
 
 
 def _common_mounts() -> list[Object]:

@@ -45,6 +45,7 @@ HINTS = {
     "SocketInUse": "Delete the pod. If it comes back, look for what podTemplate runs beside the engine.",
     "SocketUnavailable": "Delete the pod. If it comes back, look at the node: /run/sluice lies in its memory.",
     "PortInUse": "Look for something in the pod that listens on 8080 or 9090; the gate needs both.",
+    "ConfigRefused": "Mend the Secret of API keys, or install operator, gate and engine images of one version.",
     "InvalidConfig": "Install operator, gate and engine images of one version.",
     "EngineKilled": "If nobody did that, its liveness probe failed: see `kubectl logs --previous -c engine`.",
     "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",

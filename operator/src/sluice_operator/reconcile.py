@@ -184,7 +184,7 @@ class Reconciler:
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
-        desired = objects(service.spec, self._settings.images)
+        desired = objects(service.spec, self._settings.images, self._settings.otlp_endpoint)
         todo = plans.plan(desired, uid, service.observed, service.applied)
         service.problem = await self._carry_out(service, todo)
 

@@ -19,14 +19,14 @@ API_VERSION = "sluice.dev/v1alpha1"
 KIND = "InferenceService"
 
 
-def objects(spec: ServiceSpec, images: Images) -> tuple[Object, ...]:
-    """All objects of the service, in the order in which they are applied."""
+def objects(spec: ServiceSpec, images: Images, otlp_endpoint: str = "") -> tuple[Object, ...]:
+    """All objects of the service, in the order in which they are applied. `otlp_endpoint`: where gates send spans."""
     paths = Paths()
-    contents = files(spec, paths)
+    contents = files(spec, paths, otlp_endpoint)
     config = _config_map(
-        spec, "config", {"engine.json": codec.to_json(contents.engine), "gate.json": codec.to_json(contents.gate)}
+        spec, {"engine.json": codec.to_json(contents.engine), "gate.json": codec.to_json(contents.gate)}
     )
-    live = _config_map(spec, "live", {"live.json": codec.to_json(contents.live)})
+    live = _live_map(spec, {"live.json": codec.to_json(contents.live)})
     rendered = [config, live, _service(spec), _deployment(spec, images, config, live)]
     if "serviceAccountName" not in spec.pod_template:
         rendered.insert(0, _service_account(spec))
@@ -50,14 +50,25 @@ def _metadata(spec: ServiceSpec, name: str) -> Object:
     return metadata
 
 
-def _config_map(spec: ServiceSpec, role: str, data: Mapping[str, str]) -> Object:
+def _config_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
+    """What pods are started with: named for its content, so that another content is another revision of the pods."""
     content = codec.to_json(dict(data))
-    name = f"{spec.name}-{role}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
+    name = f"{spec.name}-config-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(spec, name),
         "immutable": True,
+        "data": dict(data),
+    }
+
+
+def _live_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
+    """What pods follow while they run: its name stays, its content changes under them."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": _metadata(spec, f"{spec.name}-live"),
         "data": dict(data),
     }
 

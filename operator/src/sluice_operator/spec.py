@@ -13,6 +13,7 @@ from typing import Any
 from sluice_engine.config import (
     AdmissionConfig,
     CacheConfig,
+    ClassConfig,
     LiveConfig,
     LiveSchedulingConfig,
     ModelConfig,
@@ -48,6 +49,8 @@ class ServiceSpec:
     live: LiveConfig
     trusted_peers: tuple[str, ...]
     """Networks whose identity headers the gate believes."""
+    api_keys_secret: str
+    """The Secret that holds the tenants' API keys; empty: no key is asked for."""
     resources: Json
     """Requests, limits and claims, as written."""
     accelerator_count: int
@@ -133,13 +136,24 @@ def _parse(body: Json) -> ServiceSpec:
                 max_wait_us=parse_duration_us(admission["maxWait"], "spec.admission.maxWait"),
                 kv_ceiling_percent=admission["kvCeilingPercent"],
                 preemptions_per_minute=float(admission["preemptionsPerMinute"]),
+                mode=admission["mode"],
+                retry_budget_percent=admission["retryBudgetPercent"],
+                classes=tuple(
+                    ClassConfig(name=one["name"], ceiling_percent=one["ceilingPercent"])
+                    for one in admission.get("classes", ())
+                ),
                 tenants=tuple(
-                    TenantConfig(name=tenant["name"], weight=tenant["weight"])
+                    TenantConfig(
+                        name=tenant["name"],
+                        weight=tenant["weight"],
+                        tokens_per_second=tenant.get("tokensPerSecond"),
+                    )
                     for tenant in admission.get("tenants", ())
                 ),
             ),
         ),
         trusted_peers=_networks(admission.get("trustedPeers", ())),
+        api_keys_secret=admission.get("apiKeysSecretRef", {}).get("name", ""),
         resources=spec["resources"],
         accelerator_count=accelerator["count"],
         accelerator_resource=accelerator["resourceName"],

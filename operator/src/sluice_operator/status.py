@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice_operator import figures, labels, pods, render
+from sluice_engine import codec
+from sluice_operator import figures, labels, obeyed, pods, render
 from sluice_operator.figures import PodState
 from sluice_operator.loading import progress
 from sluice_operator.plan import Observed
@@ -49,7 +50,7 @@ class Situation:
 
 def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json:
     """The whole status; `previous` is the one in the resource, `now` the time as Kubernetes writes it."""
-    view = _View(situation)
+    view = _View(situation, previous)
     claims = view.claims()
     status: Json = {
         "observedGeneration": situation.generation,
@@ -109,7 +110,7 @@ def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str
 class _View:
     """One look at a situation; each condition is a property of it."""
 
-    def __init__(self, situation: Situation) -> None:
+    def __init__(self, situation: Situation, previous: Mapping[str, Any]) -> None:
         self.spec, self.problem = situation.spec, situation.problem
         observed = situation.observed
         self.deployment = next((one for one in observed.owned.values() if one["kind"] == "Deployment"), None)
@@ -121,9 +122,18 @@ class _View:
         self.ready = [pod for pod in self.pods if pod.is_ready]
         self.ready_current = [pod for pod in self.current if pod.is_ready]
         self.states = [PodState(pod=pod, gate=gate) for pod in self.pods if (gate := situation.gates.get(pod.name))]
-        # The promise is judged by the newest pods that have measured; the old ones are on their way out.
+        self.live_hash = codec.digest(self.spec.live) if self.spec else ""
+        is_news = (
+            previous.get("observedGeneration") != situation.generation
+            or condition(previous, "Progressing").get("reason") == obeyed.PENDING
+        )
+        states = {state.pod.name: state for state in self.states}
+        self.pending = obeyed.pending(self.ready_current, states, self.live_hash, is_news=is_news)
+        # The promise is judged by the newest pods that have measured; the old ones are on their way out. Of those, by
+        # pods that have it already: what the others derived follows from the one before.
         measured = [state for state in self.states if state.engine and state.engine.derived]
-        self.judged = [state for state in measured if state.pod in self.current] or measured
+        newest = [state for state in measured if state.pod in self.current] or measured
+        self.judged = [state for state in newest if obeyed.obeys(state, self.live_hash)] or newest
         self.wanted = self.spec.replicas if self.spec else 0
         self.failure = self.problem or pods.refusal(observed, self.deployment) or self._pod_failure()
 
@@ -146,6 +156,8 @@ class _View:
             if engine and engine.hung:
                 text = f"a step has run for {engine.step_running_us // 1_000_000} s"
                 return pods.engine_failure("EngineHung", text, state.pod.name)
+        if refused := next((found for state in self.states if (found := obeyed.refusal(state))), None):
+            return refused
         # Newest pods first: their trouble is what the user just caused.
         for pod in (*self.current, *self.old):
             if pod.failure:
@@ -208,6 +220,8 @@ class _View:
     def _progressing(self) -> Claim:
         if self.problem:
             return Claim(status="False", reason=self.problem.reason, message=self.problem.message)
+        if self._complete() and self.pending:
+            return self._pending()
         if self._complete() and not self.old and len(self.current) == self.wanted:
             return Claim(status="False", reason="Settled", message="Every pod is of the current revision.")
         if self.failure and not self._complete():
@@ -217,6 +231,13 @@ class _View:
             return Claim(status="True", reason="RollingOut", message=text)
         reason, message = self._waiting_for()
         return Claim(status="True", reason=reason, message=message)
+
+    def _pending(self) -> Claim:
+        """What is said while pods that serve go by an older `live.json`."""
+        if self.failure and self.failure.reason == obeyed.REFUSED:
+            return Claim(status="False", reason=obeyed.REFUSED, message=f"It cannot go on: {self.failure.message}")
+        text = f"{self.pending} of {len(self.current)} pods have not taken the changed promise or admission yet"
+        return Claim(status="True", reason=obeyed.PENDING, message=f"{text}; a kubelet hands it on within minutes.")
 
     def _model_loaded(self) -> Claim:
         among = self.current or self.old
@@ -237,6 +258,9 @@ class _View:
 
     def _admission_open(self) -> Claim:
         doors = [state.gate for state in self.states if state.pod.is_ready]
+        if doors and all(door.api_keys == 0 for door in doors):
+            text = "No API key is in force, so nobody is let in: the Secret of admission.apiKeysSecretRef has none."
+            return Claim(status="False", reason="NoApiKeys", message=text)
         if not self.ready:
             return Claim(status="False", reason="NothingServes", message="No pod takes requests.")
         if not doors:
