@@ -14,7 +14,7 @@ import pytest
 from sidecar.foreign_server import ForeignServer, page
 from sidecar.running import RunningGate, empty, running_gate, until
 from sluice_sidecar import ledger
-from sluice_sidecar.engines import calibrate, foreign
+from sluice_sidecar.engines import calibrate, foreign, scrape
 from sluice_sidecar.engines.foreign import ForeignEngine
 from sluice_sidecar.life import Patience
 
@@ -95,6 +95,19 @@ async def test_an_engine_that_loads_is_waited_for(server: ForeignServer, tmp_pat
 
         server.health = 200
         await until(lambda: gate.gate.not_ready() is None)
+
+
+async def test_an_engine_is_not_measured_beside_what_an_earlier_gate_let_in(
+    server: ForeignServer, tmp_path: Path
+) -> None:
+    server.values = {"num_requests_running": 2}
+    async with gate_before(server, tmp_path, ready=False) as gate:
+        await until(lambda: "has to end first" in (gate.gate.engine.start_problem() or ""))
+        assert server.bodies == []
+
+        server.values = {}
+        await until(lambda: gate.gate.not_ready() is None)
+        assert len(server.bodies) == 2 * calibrate.ROUNDS
 
 
 async def test_llama_cpp_tells_its_slots_and_no_cache(server: ForeignServer, tmp_path: Path) -> None:
@@ -185,7 +198,7 @@ AGES: dict[str, Any] = {"stale_after_us": 40_000, "blind_after_us": 120_000}
 async def test_a_page_of_no_use_makes_the_gate_blind_but_never_unready(
     server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(foreign, "PAGE_BACKOFF_US", 10_000)
+    monkeypatch.setattr(scrape, "BACKOFF_US", 10_000)
     async with gate_before(server, tmp_path, **AGES) as gate:
         for name, value in fault.items():
             setattr(server, name, value)

@@ -1,6 +1,6 @@
 """The link to another engine: its health and its metrics page stand for the state that it does not tell.
 
-Owns the poll, the one scrape in flight, and the order of a start: healthy, facts, calibration, first page. What differs
+Owns the poll and the order of a start: healthy, facts, first page, calibration. What differs
 between engines is in their dialects. Must not decide about requests.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -28,6 +28,7 @@ from sluice_sidecar.engines.learned import LearnedSteps
 from sluice_sidecar.engines.page import Page, UnreadablePage
 from sluice_sidecar.engines.poll import Beat
 from sluice_sidecar.engines.reading import Facts, Reading
+from sluice_sidecar.engines.scrape import Scrape
 from sluice_sidecar.engines.told import Started, Told
 from sluice_sidecar.errors import EngineUnreachable, Reason
 from sluice_sidecar.life import EngineLife, Patience
@@ -39,13 +40,10 @@ log = logging.getLogger(__name__)
 SILENT_AFTER_US = 45_000_000
 WEDGED_AFTER_US = 180_000_000
 HEALTH_TIMEOUT_S = 1.0
-# A page may wait for the end of a long step; meanwhile the state in use grows old, and no second one is asked for.
-PAGE_TIMEOUT_S = 10.0
-PAGE_BACKOFF_US = 5_000_000
-# One poll waits this long for the page that is on its way.
-_PAGE_PATIENCE_S = 0.15
 # A request that was passed on this long ago and has given a token is among those that a page counts.
 _COUNTED_AFTER_US = 2_000_000
+# Measured beside others its times are too long; for ever so long nobody waits to know them better.
+IDLE_WITHIN_US = 30_000_000
 _BUSY = frozenset((429, 503))
 
 
@@ -88,10 +86,8 @@ class ForeignEngine:
         self._facts: Facts | None = None
         self._steps: LearnedSteps | None = None
         self._health_due_us = 0
-        self._page_due_us = 0
-        self._scrape: asyncio.Task[bytes] | None = None
-        self._scraped_us = 0
-        self._page = b""
+        self._scrape = Scrape(connection, clock)
+        self._busy_since_us: int | None = None
         self._problem = ""
         """What was last logged of its pages, so that it is logged once."""
 
@@ -107,10 +103,7 @@ class ForeignEngine:
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._scrape is not None:
-            self._scrape.cancel()
-            with suppress(asyncio.CancelledError, EngineUnreachable, TimeoutError):
-                await self._scrape
+        await self._scrape.close()
         await self._connection.close()
 
     async def run(self) -> None:
@@ -184,7 +177,7 @@ class ForeignEngine:
 
     async def metrics_page(self) -> bytes:
         """The page that was last read, without what is its process's: nobody else scrapes the engine."""
-        return b"" if self.life.refuses else without_process_metrics(self._page)
+        return b"" if self.life.refuses else without_process_metrics(self._scrape.page)
 
     # How a poll goes.
 
@@ -210,52 +203,34 @@ class ForeignEngine:
     async def _look(self, asked_us: int) -> None:
         if self._facts is None:
             self._facts = await self._dialect.facts(self._connection.get_json)
-        page, page_us = await self._next_page(asked_us)
-        if page is None:
+        page_us = await self._scrape.next(asked_us)
+        if page_us is None:
+            if self._scrape.problem:
+                self._complain(self._scrape.problem)
             return
-        reading = self._read(page)
+        reading = self._read(self._scrape.page)
         if reading is None:
             return
         if reading.asleep:
             self.life.answered(self._told.loading("it sleeps"), page_us)
             return
         if self._steps is None:
+            if not self._is_idle(reading, page_us):
+                return
             self._steps = await self._calibrated(self._facts, reading)
             self.poke()
             return
         self._steps.observe(reading, page_us)
         self._take(self._facts, reading, self._steps, page_us)
 
-    async def _next_page(self, asked_us: int) -> tuple[bytes | None, int]:
-        """(the page, when it was asked for); None while it has not come, or is left alone for a while."""
-        if self._scrape is None:
-            if asked_us < self._page_due_us:
-                return None, 0
-            self._scraped_us = asked_us
-            self._scrape = asyncio.create_task(self._fetch_page())
-        await asyncio.wait((self._scrape,), timeout=_PAGE_PATIENCE_S)
-        if not self._scrape.done():
-            return None, 0
-        scrape, self._scrape = self._scrape, None
-        try:
-            self._page = scrape.result()
-        except (TimeoutError, EngineUnreachable) as error:
-            self._page_due_us = self._clock() + PAGE_BACKOFF_US
-            if isinstance(error, EngineUnreachable) and error.refused:
-                self._page_due_us = 0
-                raise
-            self._complain(f"no page of metrics: {str(error) or 'too slow'}")
-            return None, 0
-        return self._page, self._scraped_us
-
-    async def _fetch_page(self) -> bytes:
-        try:
-            async with asyncio.timeout(PAGE_TIMEOUT_S), self._connection.request("GET", "/metrics") as answer:
-                if answer.status != OK:
-                    raise EngineUnreachable(f"its /metrics says {answer.status}", refused=False)
-                return await answer.read()
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineUnreachable(str(error), refused=False) from error
+    def _is_idle(self, reading: Reading, page_us: int) -> bool:
+        """Whether it can be measured: what an earlier gate let in leaves when that gate's connections have broken."""
+        if not reading.running and not reading.waiting:
+            return True
+        if self._busy_since_us is None:
+            self._busy_since_us = page_us
+        self.life.answered(self._told.loading("what is in it has to end first"), page_us)
+        return page_us - self._busy_since_us > IDLE_WITHIN_US
 
     def _read(self, text: bytes) -> Reading | None:
         """The page, or None where it cannot be relied on: the state in use grows old, as if none had come."""
