@@ -10,12 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import LiveConfig, TenantConfig
+from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
 from sluice_engine.core.terms import CLASSES, Terms
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.ledger import LEASE_US, ChoiceCost, Cost, Permit
 from sluice_sidecar.limits import Limits
+from sluice_sidecar.peak import FuturePeak
 
 S = 1_000_000
 # The class that may fill all of the room.
@@ -392,14 +394,14 @@ def test_the_learned_ratio_comes_from_what_the_engine_counted(door: Door) -> Non
 
 def test_the_first_token_teaches_the_bias_once(door: Door) -> None:
     permit = door.admit("a")
-    predicted_us = door.admission.room._predictions_us["a"]
+    predicted_us = door.admission.room.learned._predicted_us["a"]
     door.admission.room.first_token(permit, door.now_us + 2 * predicted_us)
     door.admission.room.first_token(permit, door.now_us + 9 * predicted_us)
 
     # An eighth of the promise of 2 s stands for "as predicted", and a sample weighs as much as it is of the promise.
     weight, prior_us = 2 * predicted_us / (2 * S), 2 * S / 8
     expected = (prior_us + weight * 2 * predicted_us) / (prior_us + weight * predicted_us)
-    assert door.admission.room.bias.factor(door.now_us + 2 * predicted_us) == pytest.approx(expected)
+    assert door.admission.room.learned.bias.factor(door.now_us + 2 * predicted_us) == pytest.approx(expected)
 
 
 def test_the_door_tells_why_one_more_small_request_would_be_refused(door: Door) -> None:
@@ -454,7 +456,7 @@ def test_steps_that_take_longer_than_the_table_says_are_learned_from_two_states(
         # Ten tokens in 200 ms where the table says 8 ms a step.
         door.observe(requests=(listed(1 + 10 * poll),))
 
-    assert door.admission.room.pace.factor(door.now_us) == pytest.approx(2.5, rel=0.05)
+    assert door.admission.room.learned.pace.factor(door.now_us) == pytest.approx(2.5, rel=0.05)
 
 
 def test_a_first_token_that_is_overdue_teaches_before_it_comes(door: Door) -> None:
@@ -466,10 +468,12 @@ def test_a_first_token_that_is_overdue_teaches_before_it_comes(door: Door) -> No
     for _ in range(10):
         door.now_us += 200_000
         door.observe(requests=(waiting,))
-    assert door.admission.room.bias.factor(door.now_us) > 2
+    assert door.admission.room.learned.bias.factor(door.now_us) > 2
 
     door.observe(requests=(replace(waiting, status="running", computed_tokens=100, output_tokens=1),))
-    assert door.admission.room.bias.factor(door.now_us) == 1.0, "a whole answer's first token is seen in the state"
+    assert door.admission.room.learned.bias.factor(door.now_us) == 1.0, (
+        "a whole answer's first token is seen in the state"
+    )
 
 
 def with_quota(live: LiveConfig) -> LiveConfig:
@@ -593,6 +597,18 @@ class AdmissionMachine(RuleBasedStateMachine):
         assert all(count == 1 for count in self.settled.values())
 
     @invariant()
+    def the_sums_are_those_of_what_is_live(self) -> None:
+        inside, live = self.admission.room.ledger.inside, list(self.admission.room.ledger.live())
+        parts = [choice.part for choice in live if choice.part is not None]
+        counted = FuturePeak(16)
+        counted.refill([part.growth for part in parts])
+        assert len(parts) == len(live) == inside.choices
+        assert inside.prefilling == sum(part.queue_tokens > 0 for part in parts)
+        assert inside.queue_tokens == sum(part.queue_tokens for part in parts)
+        assert inside.blocks == sum(blocks_for(choice.known_tokens, 16) for choice in live)
+        assert inside.peak_blocks() == counted.peak()
+
+    @invariant()
     def the_ledger_holds_what_is_open_and_nothing_else(self) -> None:
         ledger = self.admission.room.ledger
         assert set(ledger.entries) == {name for name, permit in self.permits.items() if permit.open}
@@ -614,7 +630,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             0,
             0,
         )
-        assert self.admission.room._predictions_us == {}
+        assert self.admission.room.learned.waiting == 0
         assert len(self.admission.tenants) <= 4
         assert self.admission.tenants.shares_percent("new") == (0, 100), "nobody is here"
         assert self.admission.quotas._reserved == {}

@@ -21,11 +21,14 @@ from sluice_sidecar.limits import Limits
 from sluice_sidecar.pricing import Pricing
 
 
+def limits() -> Limits:
+    found = Limits.from_state(ready_state(), live_config())
+    assert found is not None
+    return found
+
+
 def cost_of(body: dict[str, Any]) -> Cost:
-    live = live_config()
-    limits = Limits.from_state(ready_state(), live)
-    assert limits is not None
-    return Pricing().price(estimate.parse(json.dumps(body).encode(), "completions"), limits)
+    return Pricing().price(estimate.parse(json.dumps(body).encode(), "completions"), limits())
 
 
 def submit(engine: LoadedEngine, body: dict[str, Any], request_id: str) -> None:
@@ -46,6 +49,7 @@ def submit(engine: LoadedEngine, body: dict[str, Any], request_id: str) -> None:
 )
 def test_every_prompt_of_a_list_is_followed_to_its_end(body: dict[str, Any]) -> None:
     engine, ledger = make_loaded(HeldRunner()), Ledger()
+    ledger.apply(ready_state(), limits(), 0)
     body = {"model": "tiny", "max_tokens": 20} | body
     permit = ledger.reserve("req-1", cost_of(body), 0)
     permit.forwarded(0)
@@ -53,7 +57,7 @@ def test_every_prompt_of_a_list_is_followed_to_its_end(body: dict[str, Any]) -> 
     engine.loop.step()
     now_us = 2 * UNSEEN_GRACE_US
 
-    ledger.apply(ready_state(requests=publication_of(engine.loop, Counters(), 1).requests), now_us)
+    ledger.apply(ready_state(requests=publication_of(engine.loop, Counters(), 1).requests), limits(), now_us)
 
     choices = len(permit.entry.choices)
     assert [choice.seen for choice in permit.entry.choices] == [True] * choices
@@ -65,7 +69,7 @@ def test_every_prompt_of_a_list_is_followed_to_its_end(body: dict[str, Any]) -> 
 
     while engine.loop.has_work:
         engine.loop.step()
-    ledger.apply(ready_state(finished=publication_of(engine.loop, Counters(), 2).finished), now_us)
+    ledger.apply(ready_state(finished=publication_of(engine.loop, Counters(), 2).finished), limits(), now_us)
     assert list(ledger.live()) == []
 
 

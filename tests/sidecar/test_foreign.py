@@ -313,7 +313,7 @@ async def test_what_ran_before_the_gate_started_is_counted(server: ForeignServer
 
 async def test_a_full_queue_is_an_estimate_that_was_wrong(server: ForeignServer, tmp_path: Path) -> None:
     async with gate_before(server, tmp_path) as gate:
-        bias = gate.gate.admission.room.bias
+        bias = gate.gate.admission.room.learned.bias
         before = bias.factor(gate.gate.clock())
         server.status = 503
         assert await status(gate) == 429

@@ -1,14 +1,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 
-from sidecar.scripted_engine import ready_state
-from sluice_engine.core.state import FinishedState, RequestState
-from sluice_sidecar.ledger import LEASE_US, UNSEEN_GRACE_US, ChoiceCost, Cost, Ledger
+from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.core.state import DerivedLimits, EngineState, FinishedState, PoolState, RequestState
+from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.errors import Refusal
+from sluice_sidecar.ledger import LEASE_US, UNSEEN_GRACE_US, ChoiceCost, Cost, Entry, Ledger, Permit
+from sluice_sidecar.limits import Limits
 
 COST = Cost((ChoiceCost(prompt_tokens=100, max_tokens=50),))
+
+
+LIMITS = Limits.from_state(ready_state(), live_config())
+
+
+def opened(*, lists_requests: bool = True) -> Ledger:
+    """A ledger before an engine that has told its limits, and nothing else."""
+    ledger = Ledger(lists_requests=lists_requests)
+    apply(ledger, ready_state(), 0)
+    return ledger
+
+
+def apply(ledger: Ledger, state: EngineState, now_us: int) -> list[Entry]:
+    assert LIMITS is not None
+    return ledger.apply(state, LIMITS, now_us)
 
 
 def listed(request_id: str, *, choice: int = 0, prompt: int = 80, computed: int = 80, output: int = 1) -> RequestState:
@@ -19,7 +38,7 @@ def listed(request_id: str, *, choice: int = 0, prompt: int = 80, computed: int 
 
 
 def test_a_permit_gives_its_entry_back_once_and_a_second_close_is_harmless_and_counted() -> None:
-    ledger = Ledger()
+    ledger = opened()
     permit = ledger.reserve("a", COST, 0)
 
     assert permit.open
@@ -29,7 +48,7 @@ def test_a_permit_gives_its_entry_back_once_and_a_second_close_is_harmless_and_c
 
 
 def test_a_held_permit_closes_on_the_way_out_of_an_error() -> None:
-    ledger = Ledger()
+    ledger = opened()
 
     def fail() -> None:
         with ledger.reserve("a", COST, 0).held(lambda: 7):
@@ -41,11 +60,11 @@ def test_a_held_permit_closes_on_the_way_out_of_an_error() -> None:
 
 
 def test_the_state_corrects_an_estimate_and_tells_that_it_did_once() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", COST, 0)
     state = ready_state(requests=(listed("a"),))
 
-    first, second = ledger.apply(state, 1), ledger.apply(state, 2)
+    first, second = apply(ledger, state, 1), apply(ledger, state, 2)
 
     (progress,) = ledger.live()
     assert (progress.prompt_tokens, progress.computed_tokens, progress.output_tokens) == (80, 80, 1)
@@ -54,81 +73,81 @@ def test_the_state_corrects_an_estimate_and_tells_that_it_did_once() -> None:
 
 
 def test_what_the_engine_ended_holds_nothing_and_stays_until_its_stream_ends() -> None:
-    ledger = Ledger()
+    ledger = opened()
     permit = ledger.reserve("a", COST, 0)
-    ledger.apply(ready_state(requests=(listed("a"),)), 1)
-    ledger.apply(ready_state(), 2)
+    apply(ledger, ready_state(requests=(listed("a"),)), 1)
+    apply(ledger, ready_state(), 2)
 
     assert list(ledger.live()) == []
     assert permit.open
 
 
 def test_the_ring_of_the_finished_ends_what_no_state_ever_listed() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", COST, 0).forwarded(0)
     finished = FinishedState(id="a", choice=0, outcome="stop", prompt_tokens=80, output_tokens=3)
 
-    learned = ledger.apply(ready_state(finished=(finished,)), 1)
+    learned = apply(ledger, ready_state(finished=(finished,)), 1)
 
     assert list(ledger.live()) == []
     assert [entry.choices[0].prompt_tokens for entry in learned] == [80]
 
 
 def test_what_was_never_listed_counts_in_full_for_a_grace_and_then_not_at_all() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", COST, 0).forwarded(0)
 
-    ledger.apply(ready_state(), UNSEEN_GRACE_US)
+    apply(ledger, ready_state(), UNSEEN_GRACE_US)
     assert len(list(ledger.live())) == 1
-    ledger.apply(ready_state(), UNSEEN_GRACE_US + 1)
+    apply(ledger, ready_state(), UNSEEN_GRACE_US + 1)
     assert len(list(ledger.live())) == 0
-    ledger.apply(ready_state(requests=(listed("a"),)), UNSEEN_GRACE_US + 2)
+    apply(ledger, ready_state(requests=(listed("a"),)), UNSEEN_GRACE_US + 2)
     assert len(list(ledger.live())) == 1
 
 
 def test_a_request_that_no_entry_explains_counts_as_a_stranger_until_the_engine_drops_it() -> None:
-    ledger = Ledger()
-    ledger.apply(ready_state(requests=(listed("theirs"),)), 0)
+    ledger = opened()
+    apply(ledger, ready_state(requests=(listed("theirs"),)), 0)
     assert len(ledger.strangers) == 1
 
-    ledger.apply(ready_state(), 1)
+    apply(ledger, ready_state(), 1)
     assert ledger.strangers == []
 
 
 def test_an_aborted_request_holds_its_blocks_until_a_state_says_they_are_free() -> None:
-    ledger = Ledger()
+    ledger = opened()
     permit = ledger.reserve("a", COST, 0)
-    ledger.apply(ready_state(requests=(listed("a"),)), 1)
+    apply(ledger, ready_state(requests=(listed("a"),)), 1)
 
     permit.close(2)
     assert len(list(ledger.live())) == 1
-    ledger.apply(ready_state(), 3)
+    apply(ledger, ready_state(), 3)
     assert list(ledger.live()) == []
 
 
 def test_a_completed_request_is_free_at_once_though_the_last_state_still_lists_it() -> None:
-    ledger = Ledger()
+    ledger = opened()
     permit = ledger.reserve("a", COST, 0)
     state = ready_state(requests=(listed("a"),))
-    ledger.apply(state, 1)
+    apply(ledger, state, 1)
     permit.completed = True
     permit.close(2)
-    ledger.apply(state, 3)
+    apply(ledger, state, 3)
 
     assert list(ledger.live()) == []
 
 
 def test_each_choice_is_followed_by_its_own_index() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", Cost(COST.choices * 2), 0)
-    ledger.apply(ready_state(requests=(listed("a"), listed("a", choice=1, output=5))), 1)
-    ledger.apply(ready_state(requests=(listed("a", choice=1, output=6),)), 2)
+    apply(ledger, ready_state(requests=(listed("a"), listed("a", choice=1, output=5))), 1)
+    apply(ledger, ready_state(requests=(listed("a", choice=1, output=6),)), 2)
 
     assert [choice.output_tokens for choice in ledger.live()] == [6]
 
 
 def test_a_lease_ends_what_its_owner_forgot_and_spares_what_moves() -> None:
-    ledger = Ledger()
+    ledger = opened()
     lost, moving = ledger.reserve("lost", COST, 0), ledger.reserve("moving", COST, 0)
     moving.touch(LEASE_US)
 
@@ -141,11 +160,11 @@ def test_a_lease_ends_what_its_owner_forgot_and_spares_what_moves() -> None:
 
 
 def test_what_the_engine_gets_on_with_keeps_its_lease_though_its_answer_is_not_streamed() -> None:
-    ledger = Ledger()
+    ledger = opened()
     whole, stuck = ledger.reserve("whole", COST, 0), ledger.reserve("stuck", COST, 0)
     for minute in range(1, 20):
         states = (listed("whole", output=minute), listed("stuck"))
-        ledger.apply(ready_state(requests=states), minute * 60_000_000)
+        apply(ledger, ready_state(requests=states), minute * 60_000_000)
 
     assert [entry.id for entry in ledger.expire(19 * 60_000_000)] == ["stuck"]
     assert whole.open
@@ -153,9 +172,9 @@ def test_what_the_engine_gets_on_with_keeps_its_lease_though_its_answer_is_not_s
 
 
 def test_a_dead_engine_holds_nothing_of_what_it_had() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", COST, 0)
-    ledger.apply(ready_state(requests=(listed("a"), listed("theirs"))), 1)
+    apply(ledger, ready_state(requests=(listed("a"), listed("theirs"))), 1)
 
     ledger.forget_engine()
 
@@ -179,21 +198,21 @@ def test_a_cost_beyond_what_is_asked_for_is_a_bug(output_tokens: int, cached_tok
 
 
 def test_a_credit_stands_until_the_engine_has_begun_and_then_what_it_found_counts() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", Cost((ChoiceCost(100, 50, 20, cached_tokens=64, prefix_key=b"k"),)), 0)
     (progress,) = ledger.live()
     assert (progress.remaining_tokens, progress.expected_tokens) == (36, 20)
 
     waiting = replace(listed("a", prompt=100, computed=0, output=0), status="waiting")
-    ledger.apply(ready_state(requests=(waiting,)), 1)
+    apply(ledger, ready_state(requests=(waiting,)), 1)
     assert (progress.remaining_tokens, progress.cached_tokens) == (36, 64)
 
-    ledger.apply(ready_state(requests=(replace(waiting, status="running", computed_tokens=16, cached_tokens=16),)), 2)
+    apply(ledger, ready_state(requests=(replace(waiting, status="running", computed_tokens=16, cached_tokens=16),)), 2)
     assert (progress.remaining_tokens, progress.cached_tokens) == (84, 16)
 
 
 def test_where_the_engine_lists_nothing_tokens_are_counted_as_they_go_by() -> None:
-    ledger = Ledger(lists_requests=False)
+    ledger = opened(lists_requests=False)
     permit = ledger.reserve("a", COST, 0)
     (progress,) = ledger.live()
     assert progress.prefilling
@@ -205,20 +224,20 @@ def test_where_the_engine_lists_nothing_tokens_are_counted_as_they_go_by() -> No
 
 
 def test_where_the_engine_lists_its_requests_what_goes_by_changes_nothing() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", COST, 0).token(0)
 
     assert [progress.output_tokens for progress in ledger.live()] == [0]
 
 
 def test_what_decoded_between_two_states_is_counted() -> None:
-    ledger = Ledger()
+    ledger = opened()
     ledger.reserve("a", Cost(COST.choices * 3), 0)
     first = (listed("a", output=3), listed("a", choice=1, output=7), listed("a", choice=2, computed=0, output=0))
     then = (listed("a", output=13, computed=93), listed("a", choice=1, output=7, computed=0), listed("a", choice=2))
-    ledger.apply(ready_state(requests=first), 1)
+    apply(ledger, ready_state(requests=first), 1)
 
-    ledger.apply(ready_state(requests=then), 2)
+    apply(ledger, ready_state(requests=then), 2)
 
     # The second was preempted, and the third began only now.
     assert ledger.decoded == (10, 1)
@@ -226,17 +245,50 @@ def test_what_decoded_between_two_states_is_counted() -> None:
 
 @pytest.mark.parametrize("lists_requests", [True, False])
 def test_an_answer_that_goes_on_past_what_was_expected_is_expected_anew(*, lists_requests: bool) -> None:
-    ledger = Ledger(expect=lambda tenant, most, produced: min(most, 2 * produced) if tenant == "a" else most)
-    ledger.lists_requests = lists_requests
+    ledger = opened(lists_requests=lists_requests)
+    ledger.expect = lambda tenant, most, produced: min(most, 2 * produced) if tenant == "a" else most
     permit = ledger.reserve("a", Cost((ChoiceCost(80, 50, 10),), tenant="a"), 0)
     choice = permit.entry.choices[0]
 
     expected = []
     for produced in range(1, 51):
         if lists_requests:
-            ledger.apply(ready_state(requests=(listed("a", output=produced),)), produced)
+            apply(ledger, ready_state(requests=(listed("a", output=produced),)), produced)
         else:
             permit.token(0)
         expected.append(choice.expected_tokens)
 
     assert expected == [10] * 9 + [20] * 10 + [40] * 20 + [50] * 11
+
+
+class Unwalkable(dict[str, Entry]):
+    """Entries that are asked for by name and never walked through."""
+
+    def values(self) -> NoReturn:
+        """Whoever walks is told off."""
+        raise AssertionError("a decision walks through nothing")
+
+    items = __iter__ = keys = values
+
+
+def test_a_decision_walks_through_nothing_however_many_are_inside() -> None:
+    live = live_config(ttft_us=3_600_000_000)
+    admission = Admission(live, stale_after_us=500_000, blind_after_us=5_000_000, draw=lambda lo, _: lo)
+    derived = DerivedLimits(feasible=True, token_budget=512, max_sequences=5_000)
+    pool = PoolState(block_tokens=16, total_blocks=1_000_000, free_blocks=1_000_000)
+    state = ready_state(derived=derived, pool=pool)
+    admission.observe(state, 0, 0)
+    admission.set_unavailable(None, 0)
+    for number in range(1_000):
+        assert isinstance(admission.enter(f"in-{number}", COST, 0, lambda _: None), Permit)
+    admission.observe(replace(state, seq=2, requests=tuple(listed(f"in-{n}") for n in range(1_000))), 1, 1)
+
+    ledger = admission.room.ledger
+    ledger.entries = Unwalkable(ledger.entries)
+    permit = admission.enter("asking", COST, 2, lambda _: None)
+    assert isinstance(permit, Permit)
+    admission.room.first_token(permit, 3)
+    permit.completed = True
+    permit.close(4)
+    admission.room.ceiling.share = 0.0
+    assert isinstance(admission.enter("refused", COST, 5, lambda _: None), Refusal | Ticket)

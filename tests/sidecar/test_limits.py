@@ -9,17 +9,12 @@ from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import LiveSchedulingConfig
-from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import PrefillCost
 from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
 from sluice_sidecar.limits import (
     Ceiling,
-    Growth,
     Limits,
-    growth,
-    predicted_peak_blocks,
-    predicted_ttft_us,
     prefill_share,
 )
 
@@ -30,55 +25,6 @@ def limits() -> Limits:
     found = Limits.from_state(ready_state(), live_config())
     assert found is not None
     return found
-
-
-def peak_by_simulation(growths: list[Growth], block_tokens: int) -> int:
-    """Step by step: who still runs at a step holds its input, plus one token for each step since its prefill."""
-    last = max((g.prefill_steps + g.grows for g in growths), default=0)
-    peak = 0
-    for step in range(last + 1):
-        held = 0
-        for g in growths:
-            if step <= g.prefill_steps + g.grows:
-                held += blocks_for(g.held + min(g.grows, max(0, step - g.prefill_steps)), block_tokens)
-        peak = max(peak, held)
-    return peak
-
-
-growths = st.builds(Growth, st.integers(1, 90), st.integers(1, 60), st.integers(0, 12))
-
-
-@given(st.lists(growths, max_size=12), st.sampled_from([1, 2, 8, 16]))
-def test_the_predicted_peak_is_that_of_a_step_by_step_simulation(items: list[Growth], block_tokens: int) -> None:
-    assert predicted_peak_blocks(items, block_tokens) == peak_by_simulation(items, block_tokens)
-
-
-@pytest.mark.parametrize(
-    ("items", "peak"),
-    [
-        pytest.param([], 0, id="nobody-needs-nothing"),
-        pytest.param([Growth(24, 3, 0)], 27, id="the-practice's-A-alone-needs-27"),
-        pytest.param([Growth(24, 3, 0), Growth(4, 7, 0)], 34, id="one-leaves-before-the-other-peaks"),
-        pytest.param([Growth(10, 1, 0), Growth(10, 1, 100)], 21, id="the-other-has-not-begun-to-grow"),
-        pytest.param([Growth(10, 5, 0), Growth(10, 5, 5)], 25, id="one-peaks-as-the-other-starts"),
-    ],
-)
-def test_peaks_that_can_be_worked_out_by_hand(items: list[Growth], peak: int) -> None:
-    assert predicted_peak_blocks(items, block_tokens=1) == peak
-
-
-@pytest.mark.parametrize(
-    ("known", "remaining", "total", "share", "expected"),
-    [
-        pytest.param(24, 24, 28, 8, Growth(24, 3, 3), id="a-fresh-prompt-in-three-chunks"),
-        pytest.param(24, 24, 28, 100, Growth(24, 3, 1), id="a-fresh-prompt-in-one-step"),
-        pytest.param(26, 1, 28, 8, Growth(26, 1, 1), id="a-decode-with-one-more-to-hold"),
-        pytest.param(27, 1, 28, 8, Growth(27, 1, 1), id="the-last-token-holds-no-state-but-counts-as-one"),
-        pytest.param(24, 24, 28, 0, Growth(24, 3, 24), id="no-share-is-a-token-a-step"),
-    ],
-)
-def test_growth(known: int, remaining: int, total: int, share: int, expected: Growth) -> None:
-    assert growth(known, remaining, total, share) == expected
 
 
 def test_limits_are_unknown_until_the_engine_has_derived_them() -> None:
@@ -174,7 +120,7 @@ def test_one_requests_share_of_a_step_bounds_its_first_token(
 ) -> None:
     found = with_chunk(100, per_request)
 
-    first_us = predicted_ttft_us(found, queue_tokens=queue, own_tokens=own, decodes=0, own_requests=requests)
+    first_us = found.prefill_us(queue, own, 0, own_requests=requests)
 
     assert first_us == steps * 5_000 + (queue + own) * 50
 
@@ -205,15 +151,6 @@ def test_the_share_that_growth_reckons_with(per_request: int | None, share: int)
     assert prefill_share(with_chunk(100, per_request), decodes=2, prefilling=2) == share
 
 
-def test_a_first_token_waits_for_the_prefill_ahead_and_the_step_in_flight() -> None:
-    alone = predicted_ttft_us(limits(), queue_tokens=0, own_tokens=256, decodes=4)
-    behind = predicted_ttft_us(limits(), queue_tokens=512, own_tokens=256, decodes=4, step_left_us=7_000)
-
-    assert alone == 10_000 + 256 * 50
-    assert behind == 2 * 10_000 + 768 * 50 + 7_000
-    assert predicted_ttft_us(limits(), queue_tokens=0, own_tokens=256, decodes=4, bias=2.0) == 2 * alone
-
-
 def steered(events: list[tuple[int, int]], *, until_us: int, per_minute: float = 6.0) -> Ceiling:
     """A ceiling polled five times a second; `events` are (second, preemptions)."""
     ceiling = Ceiling(95, per_minute)
@@ -236,6 +173,8 @@ def steered(events: list[tuple[int, int]], *, until_us: int, per_minute: float =
         pytest.param([(1, 4), (6, 1)], 10, 0.95 * 0.81, id="two-bad-windows-in-a-row"),
         pytest.param([(1, 4)], 16, 0.95 * 0.9 + 0.05, id="it-rises-once-10-s-were-clean"),
         pytest.param([(1, 4)], 40, 0.95, id="it-rises-no-higher-than-configured"),
+        pytest.param([(1, 4), (14, 1)], 15, 0.95 * 0.9 * 0.9, id="a-preemption-while-it-is-too-many-is-bad-again"),
+        pytest.param([(1, 4), (12, 1)], 21, 0.95 * 0.9 * 0.9, id="and-clean-time-begins-after-it"),
         pytest.param([(s, 9) for s in range(0, 100, 2)], 100, 0.5, id="a-storm-ends-at-the-floor"),
     ],
 )
@@ -279,7 +218,19 @@ def test_what_an_engine_preempted_before_the_gate_came_is_not_held_against_it() 
     assert ceiling.share == pytest.approx(0.95)
 
 
-@given(st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 5)), max_size=200))
+def test_a_clock_that_went_back_stops_neither_the_fall_nor_the_rise() -> None:
+    ceiling = steered([(1, 4)], until_us=6 * S)
+    for second in range(3, 60):
+        ceiling.observe("boot", 4, (second - 3) * S)
+    assert ceiling.share == pytest.approx(0.95)
+
+    ceiling = steered([], until_us=3_600 * S)
+    for tick in range(40):
+        ceiling.observe("boot", 2 * tick, tick * S // 5)
+    assert ceiling.share < 0.95
+
+
+@given(st.lists(st.tuples(st.integers(-400_000, 400_000), st.integers(0, 5)), max_size=200))
 def test_the_ceiling_stays_between_its_floor_and_its_top(moves: list[tuple[int, int]]) -> None:
     ceiling, now_us, total = Ceiling(95, 6), 0, 0
     for elapsed_us, new in moves:

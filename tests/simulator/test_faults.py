@@ -112,7 +112,7 @@ def test_a_gate_that_is_told_other_step_times_learns_how_far_they_are_off() -> N
         (replica,) = world.replicas
         assert replica.gate is not None
         world.happen()
-        factors[told] = replica.gate.room.bias.factor(world.tally.last_end_us)
+        factors[told] = replica.gate.room.learned.bias.factor(world.tally.last_end_us)
 
     assert factors[1.0] < 1.3
     assert factors[0.25] > 1.5

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sluice_engine.core.state import EngineState, FinishedState, RequestState
+from sluice_sidecar.inside import Inside
+from sluice_sidecar.limits import Limits
 from sluice_sidecar.prefixes import Match
 from sluice_sidecar.progress import Progress
 
@@ -127,6 +129,10 @@ class Ledger:
     """Whether the engine's state lists its requests; else their tokens are counted as they go by."""
     entries: dict[str, Entry] = field(default_factory=dict)
     strangers: list[Progress] = field(default_factory=list)
+    inside: Inside = field(default_factory=Inside)
+    """The sums over all that is live."""
+    admitted_sum_us: int = 0
+    """Of the times at which the entries were admitted."""
     decoded: tuple[int, int] = (0, 0)
     """(tokens, choices that decoded all the time) between the last two states."""
     releases_total: int = 0
@@ -140,6 +146,8 @@ class Ledger:
         entry = Entry(request_id, cost, now_us, now_us, choices)
         assert request_id not in self.entries, "request ids are minted by the gate and unique"
         self.entries[request_id] = entry
+        self.admitted_sum_us += now_us
+        self.inside.enter(choices)
         return Permit(self, entry)
 
     def release(self, entry: Entry, *, completed: bool, now_us: int) -> bool:
@@ -148,16 +156,25 @@ class Ledger:
             self.double_closes_total += 1
             return False
         del self.entries[entry.id]
+        self.admitted_sum_us -= entry.admitted_us
         self.releases_total += 1
         if completed:
             # The last state may still list it; the engine has ended it all the same.
             self._completed[entry.id] = now_us
-        else:
-            # The engine frees it with its next step: until a state says so, its blocks are taken.
-            self.strangers.extend(choice for choice in entry.choices if choice.seen and not choice.gone)
+        for choice in entry.choices:
+            if not completed and choice.seen and not choice.gone:
+                # The engine frees it with its next step: until a state says so, its blocks are taken.
+                self.strangers.append(choice)
+            else:
+                self.inside.leave(choice)
         if self.on_release is not None:
             self.on_release(entry, completed, now_us)
         return True
+
+    def mean_age_us(self, now_us: int) -> int:
+        """How long those that are in have been in, on average."""
+        count = len(self.entries)
+        return (now_us * count - self.admitted_sum_us) // count if count else 0
 
     def expire(self, now_us: int) -> list[Entry]:
         """Release what has not moved for a whole lease."""
@@ -167,7 +184,7 @@ class Ledger:
             self.release(entry, completed=False, now_us=now_us)
         return expired
 
-    def apply(self, state: EngineState, now_us: int) -> list[Entry]:
+    def apply(self, state: EngineState, limits: Limits, now_us: int) -> list[Entry]:
         """Correct every size by the engine's state; returns the entries whose real prompt length is new."""
         listed = {(request.id, request.choice): request for request in state.requests}
         finished = {(ended.id, ended.choice): ended for ended in state.finished}
@@ -175,14 +192,15 @@ class Ledger:
         tokens = decodes = 0
         for entry in self.entries.values():
             for index, choice in enumerate(entry.choices):
-                if (request := listed.pop((entry.id, index), None)) is None:
-                    if self.lists_requests:
-                        _not_listed(entry, choice, finished.get((entry.id, index)), now_us)
-                    continue
-                # An answer that is not streamed moves nothing here until it is whole.
-                if choice.correct(request):
-                    entry.touched_us = max(entry.touched_us, now_us)
-                    self.expect_more(entry, choice)
+                if (request := listed.pop((entry.id, index), None)) is not None:
+                    # An answer that is not streamed moves nothing here until it is whole.
+                    if choice.correct(request):
+                        entry.touched_us = max(entry.touched_us, now_us)
+                        self.expect_more(entry, choice)
+                elif self.lists_requests:
+                    _not_listed(entry, choice, finished.get((entry.id, index)), now_us)
+                    if choice.gone:
+                        choice.part = None  # the sums begin anew below, without it
                 if (new := choice.settle()) is not None:
                     tokens, decodes = tokens + new, decodes + 1
             if not entry.learned and all(choice.seen for choice in entry.choices):
@@ -191,6 +209,7 @@ class Ledger:
         self.decoded = tokens, decodes
         self._completed = {k: v for k, v in self._completed.items() if now_us - v < _COMPLETED_MEMORY_US}
         self.strangers = [_progress(request) for (key, _), request in listed.items() if key not in self._completed]
+        self.inside.refill(self.live(), limits)
         return learned
 
     def expect_more(self, entry: Entry, choice: Progress) -> None:
@@ -200,10 +219,23 @@ class Ledger:
 
     def forget_engine(self) -> None:
         """The engine is gone: nothing it listed holds anything any more."""
-        self.strangers = []
+        self.forget_strangers()
         for entry in self.entries.values():
             for choice in entry.choices:
-                choice.gone = choice.gone or choice.seen
+                if choice.seen:
+                    choice.gone = True
+                    self.inside.leave(choice)
+
+    def forget_strangers(self) -> None:
+        """What was listed beside the entries is so long ago that it says nothing about now."""
+        for choice in self.strangers:
+            self.inside.leave(choice)
+        self.strangers = []
+
+    def renew(self, now_us: int) -> None:
+        """Nobody watched for a while: what did not move in that time may have."""
+        for entry in self.entries.values():
+            entry.touched_us = now_us
 
     def live(self) -> Iterator[Progress]:
         """Every choice that holds, or will hold, blocks and a slot in the engine."""

@@ -1,4 +1,4 @@
-"""How much fits: the future peak of KV blocks, the steered ceiling, and the time to a first token.
+"""How much fits: what the engine measured of itself, how long a prefill takes, and the steered ceiling.
 
 Pure functions and small classes over what the engine measured of itself. Must not know requests, HTTP or a clock.
 """
@@ -6,9 +6,7 @@ Pure functions and small classes over what the engine measured of itself. Must n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sluice_engine.config import LiveConfig, LiveSchedulingConfig
 from sluice_engine.core.fit import unfit_reason
@@ -147,77 +145,12 @@ def _chunk(state: EngineState, live: LiveConfig) -> LiveSchedulingConfig:
     return replace(live.scheduling, prefill_chunk_tokens=max(1, state.derived.chunk_ceiling_tokens))
 
 
-class Growth(NamedTuple):
-    """One request's blocks over time: it holds `held` tokens, and after `prefill_steps` grows by one a step."""
-
-    held: int
-    """Its whole known input, in tokens."""
-    grows: int
-    """Tokens it will still add, at least 1."""
-    prefill_steps: int
-    """Steps until it holds its whole input."""
-
-
-def growth(known_tokens: int, remaining_tokens: int, total_tokens: int, share_tokens: int) -> Growth:
-    """The growth of a request whose share of each step's prefill is `share_tokens`.
-
-    `total_tokens` is prompt + max_tokens; the last sampled token never holds state.
-    """
-    grows = total_tokens - 1 - known_tokens
-    return Growth(known_tokens, grows if grows > 1 else 1, -(-remaining_tokens // (share_tokens or 1)))  # noqa: FURB136
-
-
-def predicted_peak_blocks(growths: Iterable[Growth], block_tokens: int) -> int:
-    """Most blocks held together at any future step, if nobody else enters and everybody stays to the end.
-
-    Peak = max over all f_i of Σ over f_j ≥ f_i of blocks(held_j + min(g_j, max(0, f_i − p_j))), with f = p + g.
-
-    The sum only grows between two ends, so the ends are the only steps to look at. At step t a growing request holds
-    ⌊(t + c) / B⌋ blocks with c = held − p + B − 1, so the sum over the growing ones needs only their number, the sum of
-    ⌊c / B⌋ and how many residues c mod B overflow: n log n for the sorting and B a step.
-    """
-    # Plain tuples and loops: with a hundred requests inside, this is most of what a decision costs.
-    starts, ends, pending = [], [], 0
-    for held, grows, prefill_steps in growths:
-        constant = held - prefill_steps + block_tokens - 1
-        blocks = -(-held // block_tokens)
-        pending += blocks
-        starts.append((prefill_steps, constant, blocks))
-        ends.append((prefill_steps + grows, constant))
-    starts.sort()
-    ends.sort()
-    growing = quotients = started = ended = peak = 0
-    residues = [0] * block_tokens
-    count = len(starts)
-    while ended < count:
-        step = ends[ended][0]
-        while started < count and starts[started][0] < step:
-            _, constant, blocks = starts[started]
-            pending -= blocks
-            growing += 1
-            quotients += constant // block_tokens
-            residues[constant % block_tokens] += 1
-            started += 1
-        whole, rest = divmod(step, block_tokens)
-        held = pending + growing * whole + quotients
-        if rest:
-            held += sum(residues[block_tokens - rest :])
-        peak = max(peak, held)
-        # Who ends now has gone by the next end.
-        while ended < count and ends[ended][0] == step:
-            constant = ends[ended][1]
-            growing -= 1
-            quotients -= constant // block_tokens
-            residues[constant % block_tokens] -= 1
-            ended += 1
-    return peak
-
-
 class Ceiling:
     """The share of the pool that the predicted peak may reach, steered by the engine's preemptions.
 
     A window of 5 s is bad when it had a preemption and the rate over 30 s is above the limit: × 0.9, not below 0.5.
-    Clean for 10 s: + 0.05 a second, up to the configured ceiling.
+    Clean for 10 s, with no bad window and no preemption that would make one: + 0.05 a second, up to the configured
+    ceiling.
     """
 
     def __init__(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
@@ -245,11 +178,17 @@ class Ceiling:
         else:
             new = max(0, preemptions_total - self._counter[1])
         self._counter = (boot_id, preemptions_total)
-        if self._window_from_us is None:
-            self._window_from_us = now_us
+        if self._window_from_us is None or now_us < self._window_from_us:
+            # The first state, or a clock that went back.
+            self._window_from_us, self._window_count = now_us, 0
+            self._events.clear()
+            self._risen_us = now_us
+            self._bad_until_us = None if self._bad_until_us is None else min(self._bad_until_us, now_us)
         if new:
             self._events.append((now_us, new))
             self._window_count += new
+            if self._bad_until_us is not None and self.per_minute(now_us) > self._limit_per_minute:
+                self._bad_until_us = now_us
         if now_us - self._window_from_us >= WINDOW_US:
             if self._window_count and self.per_minute(now_us) > self._limit_per_minute:
                 self.share = max(FLOOR, self.share * FALL)
@@ -276,21 +215,3 @@ class Ceiling:
 def prefill_share(limits: Limits, decodes: int, prefilling: int) -> int:
     """Tokens of each step's prefill that one of `prefilling` requests gets now."""
     return max(1, limits.share_tokens(decodes, prefilling) // max(1, prefilling))
-
-
-def predicted_ttft_us(
-    limits: Limits,
-    *,
-    queue_tokens: int,
-    own_tokens: int,
-    decodes: int,
-    own_requests: int = 1,
-    prior_pairs: int = 0,
-    step_left_us: int = 0,
-    bias: float = 1.0,
-) -> int:
-    """Time to the first token of a request that enters now, behind `queue_tokens` of other prefill."""
-    prefill_us = limits.prefill_us(
-        queue_tokens, own_tokens, decodes, own_requests=own_requests, prior_pairs=prior_pairs
-    )
-    return int((step_left_us + prefill_us) * bias)

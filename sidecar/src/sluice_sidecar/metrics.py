@@ -6,6 +6,7 @@ docs/metrics.md has a line for each.
 
 from __future__ import annotations
 
+from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from sluice_engine.watched import Watched
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.errors import Reason
+from sluice_sidecar.freshness import STATE_FAULTS, StateFault
 from sluice_sidecar.instruments import FastCounter, FastHistogram
 from sluice_sidecar.regret import Verdicts
 from sluice_sidecar.shedding import Shedding
@@ -122,11 +124,12 @@ class AdmissionCollector(Collector):
         now_us, admission = self._clock(), self._admission
         room, ledger = admission.room, admission.room.ledger
         age_us = room.state_age_us(now_us)
+        residence_us = room.learned.residence.mean_us
         gauges = [(name, text, float(read())) for name, text, read in self._gauges]
         gauges += [
             ("waiting_at_door", "Requests that wait at the door for their admission.", admission.waiting),
             ("ledger_requests", "Admitted requests whose stream has not ended.", len(ledger.entries)),
-            ("ledger_choices", "Choices that hold or will hold a slot in the engine.", sum(1 for _ in ledger.live())),
+            ("ledger_choices", "Choices that hold or will hold a slot in the engine.", room.inside(now_us)),
             ("ledger_blocks", "KV blocks of what was let in, all known input counted.", room.ledger_blocks()),
             ("predicted_peak_blocks", "Most KV blocks held at any future step if nobody else enters.",
              room.peak_blocks(now_us)),
@@ -144,12 +147,12 @@ class AdmissionCollector(Collector):
             ("prefix_found_ratio", "Share of credited prompt tokens that the engine finds computed; 1 until measured.",
              room.pricing.prefixes.share),
             ("ttft_bias_ratio", "Actual over predicted time to first token, never below 1.",
-             room.bias.factor(now_us)),
+             room.learned.bias.factor(now_us)),
             ("pace_bias_ratio", "Actual over predicted time between two tokens, never below 1.",
-             room.pace.factor(now_us)),
+             room.learned.pace.factor(now_us)),
             ("retry_share", "Share of retries in the work let in of late.", admission.retry_budget.share()),
             ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
-             -1.0 if room.residence.mean_us is None else room.residence.mean_us * _US),
+             -1.0 if residence_us is None else residence_us * _US),
         ]  # fmt: skip
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"sluice_gate_{name}", text, value=value)
@@ -185,6 +188,7 @@ class AdmissionCollector(Collector):
         for verdict, number in room.pricing.answers_total.items():
             answers.add_metric([verdict], number)
         yield answers
+        yield _faults(room.sight.faults)
         counters = [
             ("prefix_credited_tokens", "Prompt tokens credited as computed before, of requests that began.",
              room.pricing.prefixes.credited_tokens_total),
@@ -228,4 +232,13 @@ def _verdicts(known: Verdicts) -> CounterMetricFamily:
     family.add_metric(["admitted", "missed"], known.admitted_but_missed)
     family.add_metric(["shed", "kept"], known.shed_but_met)
     family.add_metric(["shed", "missed"], known.shed - known.shed_but_met)
+    return family
+
+
+def _faults(faults: Counts[StateFault]) -> Metric:
+    family = CounterMetricFamily(
+        "sluice_gate_state_faults", "Times at which the engine's state or the clock was wrong.", labels=["fault"]
+    )
+    for fault in STATE_FAULTS:
+        family.add_metric([fault], faults[fault])
     return family

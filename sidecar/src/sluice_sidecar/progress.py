@@ -6,8 +6,22 @@ Owns how one choice is corrected by what the engine says of it. Must not know en
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice_engine.core.state import FinishedState, RequestState
+from sluice_sidecar.peak import Growth
+
+
+class Part(NamedTuple):
+    """What one choice adds to the sums of what is inside."""
+
+    growth: Growth
+    blocks: int
+    """Of its whole known input."""
+    queue_tokens: int
+    """Prefill that others wait for; 0 of one that decodes."""
+    prior_pairs: int
+    """Pairs of those tokens with the ones before them, which make them dearer."""
 
 
 @dataclass(slots=True)
@@ -30,6 +44,8 @@ class Progress:
     """The engine has listed it."""
     gone: bool = False
     """The engine holds nothing for it any more; its stream may still be on its way."""
+    part: Part | None = None
+    """What it adds to the sums; None while it is in none."""
 
     @property
     def known_tokens(self) -> int:
@@ -51,7 +67,7 @@ class Progress:
         """Tokens that came since this was last asked; None of one that did not decode all the time."""
         new, was_decoding = self.output_tokens - self.settled_tokens, self.settled_tokens > 0
         self.settled_tokens = self.output_tokens
-        return new if was_decoding and not self.prefilling else None
+        return new if was_decoding and not self.prefilling and not self.gone else None
 
     def count_token(self) -> None:
         """One more token came out of it."""
@@ -62,7 +78,7 @@ class Progress:
         """Take over what the engine says; whether it got on since."""
         computed_tokens = state.computed_tokens
         if state.status == "running" or state.preemptions:
-            self.cached_tokens = state.cached_tokens
+            self.cached_tokens = min(self.cached_tokens, state.cached_tokens)
         else:
             # What it will find computed is known once it enters: until then the credit stands.
             self.cached_tokens = min(self.cached_tokens, state.prompt_tokens - 1)

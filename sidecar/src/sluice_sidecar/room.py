@@ -1,6 +1,6 @@
 """The room in the engine: what is inside, what its state says, and whether one more fits.
 
-Owns the ledger, the steered ceiling and everything learned from what came and went. Must not know who waits, what a
+Owns the ledger, the steered ceiling and what is learned from what came and went. Must not know who waits, what a
 refusal says, or HTTP. Pure: the clock comes in with each call.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice_engine.config import LiveConfig
-from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import EngineState
 from sluice_sidecar.errors import Reason
+from sluice_sidecar.freshness import Sight
+from sluice_sidecar.inside import Inside
+from sluice_sidecar.learned import Learned
 from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, progress_of
-from sluice_sidecar.limits import Ceiling, Limits, growth, predicted_peak_blocks, predicted_ttft_us, prefill_share
-from sluice_sidecar.measure import RecentMost, Residence
-from sluice_sidecar.pessimism import Pessimism
+from sluice_sidecar.limits import Ceiling, Limits
+from sluice_sidecar.measure import RecentMost
 from sluice_sidecar.pricing import Pricing
-from sluice_sidecar.progress import Progress
 from sluice_sidecar.state import Freshness
 
 # What stale state costs: room for what the engine did since.
@@ -60,30 +60,24 @@ class Room:
 
     def __init__(self, live: LiveConfig, *, stale_after_us: int, blind_after_us: int) -> None:
         self._live = live
-        self._stale_after_us = stale_after_us
-        self._blind_after_us = blind_after_us
+        self.sight = Sight(stale_after_us=stale_after_us, blind_after_us=blind_after_us)
         self.ledger = Ledger()
         self.ceiling = Ceiling(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
         self.pricing = Pricing()
         self.ledger.expect = self.pricing.outputs.expected
-        self.bias = Pessimism(live.slo.time_to_first_token_us)
-        """Of the time to a first token."""
-        self.pace = Pessimism(live.slo.inter_token_latency_us)
-        """Of the time between two tokens."""
-        self.residence = Residence()
+        self.learned = Learned(live.slo)
         self.limits: Limits | None = None
         self._concurrency = RecentMost()
-        self._state_us: int | None = None
-        self._step_ends_us = 0
-        self._predictions_us: dict[str, int] = {}
-        """Predicted time to first token by request id, before the bias, of those that wait for it."""
+        self._step_left_us = 0
+        """Of the step in flight, when the state was taken."""
+        self._queue_told_tokens = 0
+        """Prefill that was left then."""
 
     def configure(self, live: LiveConfig) -> None:
         """Another promise or other ceilings; what was learned stays."""
         self._live = live
         self.ceiling.configure(live.admission.kv_ceiling_percent, live.admission.preemptions_per_minute)
-        self.bias.configure(live.slo.time_to_first_token_us)
-        self.pace.configure(live.slo.inter_token_latency_us)
+        self.learned.configure(live.slo)
         if self.limits is not None:
             self.limits = self.limits.under(live)
 
@@ -91,74 +85,57 @@ class Room:
 
     def observe(self, state: EngineState, as_of_us: int, now_us: int) -> None:
         """Take in the engine's state, true as of `as_of_us`."""
-        self.limits = Limits.from_state(state, self._live) or self.limits
-        since_us, self._state_us = self._state_us, as_of_us
-        in_step_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
-        self._step_ends_us = as_of_us + in_step_us
-        for entry in self.ledger.apply(state, now_us):
+        if self.sight.looked(now_us):
+            self.ledger.renew(now_us)
+        limits = Limits.from_state(state, self._live)
+        if limits is None:
+            self.sight.missed()
+            return
+        self.limits = limits
+        elapsed_us = self.sight.saw(state, as_of_us, now_us)
+        for entry in self.ledger.apply(state, limits, now_us):
             if entry.cost.text_bytes:
                 self.pricing.ratio.learn(
                     entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens
                 )
         self.pricing.observe(state, now_us)
-        self._learn(as_of_us if since_us is None else since_us, as_of_us, now_us)
+        self._step_left_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
+        self._queue_told_tokens = self.ledger.inside.queue_tokens
+        self.learned.moved(self.ledger, limits, elapsed_us, now_us)
         self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
         self._remember_concurrency(now_us)
 
     def reserve(self, request_id: str, cost: Cost, look: Look, now_us: int) -> Permit:
         """Take the room for a call that was looked at just now."""
-        if look.unbiased_ttft_us is not None:
-            self._predictions_us[request_id] = look.unbiased_ttft_us
         permit = self.ledger.reserve(request_id, cost, now_us)
         self.pricing.admitted(request_id, cost)
+        if look.unbiased_ttft_us is not None:
+            self.learned.predicted(request_id, look.unbiased_ttft_us)
         self._remember_concurrency(now_us)
         return permit
 
     def first_token(self, permit: Permit, now_us: int) -> None:
         """An admitted request's first token went out: learn how far the prediction was off."""
-        predicted_us = self._predictions_us.pop(permit.entry.id, None)
-        if predicted_us:
-            self.bias.learn(predicted_us, now_us - permit.entry.admitted_us, now_us)
+        self.learned.first_token(permit.entry, now_us)
 
     def missed(self, now_us: int) -> None:
         """The engine refused what was let in: its queue is longer than was predicted."""
-        self.bias.miss(now_us)
+        self.learned.bias.miss(now_us)
 
     def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
         """A call has left: learn how long such a stay is."""
-        self._predictions_us.pop(entry.id, None)
+        self.learned.left(entry, now_us, completed=completed)
         self.pricing.left(entry, now_us, listed=self.ledger.lists_requests, completed=completed)
-        if completed:
-            self.residence.add(now_us - entry.admitted_us)
-
-    def _learn(self, since_us: int, as_of_us: int, now_us: int) -> None:
-        """How the engine got on between two states, and who waits for a first token longer than predicted."""
-        tokens, decodes = self.ledger.decoded
-        if decodes and self.limits is not None and since_us < as_of_us <= since_us + self._blind_after_us:
-            predicted_us = self.limits.decode_step_us(decodes) * tokens // decodes
-            self.pace.learn(predicted_us, as_of_us - since_us, now_us)
-        entries = self.ledger.entries
-        self.bias.suspect(
-            (predicted_us, now_us - entries[name].admitted_us)
-            for name, predicted_us in self._predictions_us.items()
-            # An answer that is not streamed shows its first token here alone.
-            if all(choice.seen and not choice.output_tokens for choice in entries[name].choices)
-        )
 
     # How far it can be trusted.
 
     def freshness(self, now_us: int) -> Freshness:
         """How far the engine's state can be trusted."""
-        if self._state_us is None:
-            return "none"
-        age_us = now_us - self._state_us
-        if age_us > self._blind_after_us:
-            return "blind"
-        return "stale" if age_us > self._stale_after_us else "fresh"
+        return self.sight.freshness(now_us)
 
     def state_age_us(self, now_us: int) -> int | None:
         """Age of the state in use."""
-        return None if self._state_us is None else now_us - self._state_us
+        return self.sight.age_us(now_us)
 
     def sequences(self, now_us: int) -> int:
         """Choices that may run at once, given how fresh the engine's state is."""
@@ -186,56 +163,54 @@ class Room:
 
     def inside(self, now_us: int) -> int:
         """Choices that hold, or will hold, a slot."""
-        return len(self._inside(now_us))
+        return self._inside(now_us).choices
 
     def ledger_blocks(self) -> int:
         """Blocks that what was let in holds now, all known input counted."""
-        if self.limits is None:
-            return 0
-        size = self.limits.block_tokens
-        return sum(blocks_for(choice.known_tokens, size) for choice in self.ledger.live())
+        return self.ledger.inside.blocks
 
     def peak_blocks(self, now_us: int, cost: Cost | None = None) -> int:
         """The future peak, with one more call or without."""
-        limits = self.limits
-        if limits is None:
-            return 0
-        choices = self._inside(now_us)
-        if cost is not None:
-            choices += [progress_of(choice) for choice in cost.choices]
-        prefilling = sum(choice.prefilling for choice in choices)
-        share = prefill_share(limits, len(choices) - prefilling, prefilling)
-        return predicted_peak_blocks(
-            (growth(c.known_tokens, c.remaining_tokens, c.prompt_tokens + c.expected_tokens, share) for c in choices),
-            limits.block_tokens,
-        )
+        asking = () if cost is None else tuple(map(progress_of, cost.choices))
+        return self._inside(now_us).peak_blocks(asking)
 
     def predicted_ttft_us(self, limits: Limits, cost: Cost, now_us: int) -> int:
         """Time to the first token of a call that enters now, before the bias."""
         inside = self._inside(now_us)
-        queue = [choice for choice in inside if choice.prefilling]
-        parts = [(choice.computed_tokens, choice.remaining_tokens) for choice in queue]
-        parts += [(choice.cached_tokens, choice.prompt_tokens - choice.cached_tokens) for choice in cost.choices]
-        return predicted_ttft_us(
-            limits,
-            queue_tokens=sum(choice.remaining_tokens for choice in queue),
-            own_tokens=cost.prefill_tokens,
-            own_requests=len(cost.choices),
-            prior_pairs=sum(limits.prior_pairs(computed, left, len(inside)) for computed, left in parts),
-            # Everybody ahead decodes by the time this one prefills.
-            decodes=len(inside),
-            step_left_us=max(0, self._step_ends_us - now_us),
+        # Everybody ahead decodes by the time this one prefills.
+        decodes, queue_tokens = inside.choices, inside.queue_tokens
+        own_pairs = 0
+        if limits.per_prior_pair_ps:
+            for choice in cost.choices:
+                uncached_tokens = choice.prompt_tokens - choice.cached_tokens
+                own_pairs += limits.prior_pairs(choice.cached_tokens, uncached_tokens, decodes)
+        own_us = limits.prefill_us(
+            0, cost.prefill_tokens, decodes, own_requests=len(cost.choices), prior_pairs=own_pairs
         )
+        queue_us = 0
+        if queue_tokens:
+            together_us = limits.prefill_us(
+                queue_tokens, cost.prefill_tokens, decodes, own_requests=len(cost.choices),
+                prior_pairs=inside.prior_pairs + own_pairs,
+            )  # fmt: skip
+            queue_us = max(0, together_us - own_us)
+        return own_us + max(0, self._step_left_us + queue_us - self._done_us(queue_tokens, queue_us, now_us))
+
+    def _done_us(self, queue_tokens: int, queue_us: int, now_us: int) -> int:
+        """What the engine will have done since its state was taken of the work that was told then."""
+        age_us = self.sight.age_us(now_us)
+        if age_us is None or self.freshness(now_us) == "blind":
+            return 0
+        told_us = queue_us * min(queue_tokens, self._queue_told_tokens) // max(1, queue_tokens)
+        return min(int(age_us / self.learned.bias.factor(now_us)), self._step_left_us + told_us)
 
     def time_for(self, needed: int, inside: int, now_us: int) -> int | None:
         """Time until `needed` of the `inside` are free again, at the rate at which requests leave now."""
-        mean_us = self.residence.mean_us
+        mean_us = self.learned.residence.mean_us
         if mean_us is None or not inside:
             return None
-        entries = self.ledger.entries.values()
         # Those inside may be slower than those that left: they have stayed this long already.
-        ages_us = sum(now_us - entry.admitted_us for entry in entries) // max(1, len(entries))
-        return needed * max(mean_us, ages_us) // inside
+        return needed * max(mean_us, self.ledger.mean_age_us(now_us)) // inside
 
     # Whether one more fits, cheap tests first.
 
@@ -248,14 +223,14 @@ class Room:
         limits = self.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         inside = self._inside(now_us)
-        look = Look(len(inside))
-        if not inside:
+        look = Look(inside.choices)
+        if not inside.choices:
             self._predict(look, limits, cost, now_us)
             return look
         look.sequences = self.slots_for(ceiling_percent, now_us)
-        if (excess := len(inside) + len(cost.choices) - look.sequences) > 0:
-            wait_us = self.time_for(excess, len(inside), now_us)
-            look.held = Held(Reason.SLOTS, f"{len(inside)} of {look.sequences} slots are taken", wait_us)
+        if (excess := inside.choices + len(cost.choices) - look.sequences) > 0:
+            wait_us = self.time_for(excess, inside.choices, now_us)
+            look.held = Held(Reason.SLOTS, f"{inside.choices} of {look.sequences} slots are taken", wait_us)
             return look
         ceiling = look.ceiling_blocks = self.ceiling_blocks(now_us, ceiling_percent)
         peak = look.peak_blocks = self.peak_blocks(now_us, cost)
@@ -271,35 +246,32 @@ class Room:
             return look
         problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
         # A queue of prefill drains by itself; decodes that slow the prefill have to leave.
-        queued = any(choice.prefilling for choice in inside)
-        wait_us = excess_us if queued else self.time_for(1, len(inside), now_us)
+        wait_us = excess_us if inside.prefilling else self.time_for(1, inside.choices, now_us)
         look.held = Held(Reason.TTFT_PROMISE, problem, wait_us)
         return look
 
     def _predict(self, look: Look, limits: Limits, cost: Cost, now_us: int) -> tuple[int, int]:
         """Time to the first token, the bias included, and the promise; noted in `look`."""
         look.unbiased_ttft_us = self.predicted_ttft_us(limits, cost, now_us)
-        predicted_us = int(look.unbiased_ttft_us * self.bias.factor(now_us))
+        predicted_us = int(look.unbiased_ttft_us * self.learned.bias.factor(now_us))
         promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
         look.predicted_ttft_us, look.promised_ttft_us = predicted_us, promise_us
         gaps = max(choice.output_tokens for choice in cost.choices) - 1
-        gap_us = limits.decode_step_us(look.inside + len(cost.choices)) * self.pace.factor(now_us)
+        gap_us = limits.decode_step_us(look.inside + len(cost.choices)) * self.learned.pace.factor(now_us)
         look.predicted_finish_us = predicted_us + int(gaps * gap_us)
         return predicted_us, promise_us
 
     def slack_us(self, cost: Cost, now_us: int) -> int:
         """What the promise of a first token leaves to wait; negative when nothing."""
         assert self.limits is not None, "asked only where something was held"
-        predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.bias.factor(now_us))
+        predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.learned.bias.factor(now_us))
         return self._live.slo.ttft_promise_us(cost.longest_prompt_tokens) - predicted_us
 
-    def _inside(self, now_us: int) -> list[Progress]:
-        inside = [choice for entry in self.ledger.entries.values() for choice in entry.choices if not choice.gone]
-        if self.freshness(now_us) != "blind":
-            # What an old state listed beside the ledger says nothing about now.
-            inside += self.ledger.strangers
-        return inside
+    def _inside(self, now_us: int) -> Inside:
+        if self.ledger.strangers and self.freshness(now_us) == "blind":
+            self.ledger.forget_strangers()
+        return self.ledger.inside
 
     def _remember_concurrency(self, now_us: int) -> None:
         if self.freshness(now_us) == "fresh":
-            self._concurrency.add(len(self._inside(now_us)), now_us)
+            self._concurrency.add(self.ledger.inside.choices, now_us)
