@@ -30,6 +30,7 @@ PURE_PROJECT = {
     "sluice_sidecar.demand", "sluice_sidecar.life",
     "sluice_sidecar.inside", "sluice_sidecar.shedding", "sluice_sidecar.progress", "sluice_sidecar.pessimism",
     "sluice_sidecar.headroom", "sluice_sidecar.pricing", "sluice_sidecar.learned",
+    "sluice_sidecar.events",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
     "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
     "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.obeyed", "sluice_operator.figures",

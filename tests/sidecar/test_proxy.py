@@ -38,25 +38,6 @@ async def test_a_stream_arrives_whole_and_in_order(gate: RunningGate, engine: Sc
     assert outcomes(gate) == {"completed": 1}
 
 
-def event(index: int, text: str) -> bytes:
-    choice = {"index": index, "delta": {"content": text}, "finish_reason": None}
-    return b"data: " + json.dumps({"id": "c", "choices": [choice]}).encode() + b"\n\n"
-
-
-@pytest.mark.parametrize(
-    ("chunk", "found"),
-    [
-        pytest.param(event(0, "a") + event(0, "b"), {0}, id="one-choice-twice"),
-        pytest.param(event(0, "a") + event(2, "b"), {0, 2}, id="two-that-took-turns"),
-        pytest.param(event(0, "") + event(1, "b"), {1}, id="a-role-is-no-token"),
-        pytest.param(event(1, '"index": 7'), {1}, id="a-text-that-looks-like-a-field"),
-        pytest.param(b": ping\n\n", set(), id="no-text"),
-    ],
-)
-def test_which_choices_a_chunk_has_text_of(chunk: bytes, found: set[int]) -> None:
-    assert proxy._choices_with_text(chunk) == found
-
-
 async def test_once_the_drain_is_announced_every_answer_ends_its_connection(
     engine: ScriptedEngine, socket_dir: Path
 ) -> None:

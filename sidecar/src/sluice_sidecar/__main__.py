@@ -33,6 +33,7 @@ from sluice_sidecar.config import GateConfig
 from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.listener import GateServer, bind
 from sluice_sidecar.server import Gate
+from sluice_sidecar.tracing import require_library
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         config = codec.from_json(GateConfig, options.config.read_bytes(), "gate.json")
+        require_library(config.otlp_endpoint)
         files = HotFiles(config, secrets.token_bytes(32))
         live = files.live.load()
         keys = files.keys.load() if files.keys is not None else None
@@ -127,6 +129,7 @@ async def serve(make_gate: Callable[[], Gate], public: socket.socket, private: s
         with suppress(asyncio.CancelledError):
             await task
     await gate.engine.close()
+    await gate.tracing.close()
     return 0
 
 

@@ -129,11 +129,11 @@ class Decisions:
 
     def ended(
         self, request_id: str, outcome: str, now_us: int, refusal: Refusal | None, times: StreamTimes | None
-    ) -> None:
-        """It has gone, one way or another: from now on it is history."""
+    ) -> Decision | None:
+        """It has gone, one way or another: from now on it is history. None for one that never asked."""
         decision = self._open.pop(request_id, None)
         if decision is None:
-            return
+            return None
         decision.ended_us, decision.outcome = now_us, outcome
         if refusal is not None:
             decision.reason, decision.message = refusal.reason.value, refusal.message
@@ -147,6 +147,7 @@ class Decisions:
         if decision.verdict == "admitted":
             decision.regret = self.regret.judge(decision.promise, outcome, shed=bool(decision.shed_by))
         (self._admitted if decision.verdict == "admitted" else self._refused).append(decision)
+        return decision
 
     def last(self, count: int) -> list[Decision]:
         """The last `count` by arrival, oldest first; those that have not ended are among them."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,7 +16,7 @@ import aiohttp
 from aiohttp import web
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar import headers
+from sluice_sidecar import events, headers
 from sluice_sidecar.admission import MISSED, Admission
 from sluice_sidecar.body import Body
 from sluice_sidecar.config import GateConfig
@@ -28,6 +27,7 @@ from sluice_sidecar.ledger import Permit
 from sluice_sidecar.listener import SERVER
 from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.recorder import Recorder
+from sluice_sidecar.tracing import RequestSpan
 from sluice_sidecar.watch import StreamWatch
 
 Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained", "expired"]
@@ -35,16 +35,6 @@ Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "d
 PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
 _WHOLE_BYTES = 1024 * 1024
-# Usage and [DONE] stand within this much of a stream's end.
-_TAIL_BYTES = 2048
-# An event that long is not one of ours: it is passed on in pieces.
-_MOST_EVENT_BYTES = 256 * 1024
-# The first event of a stream names the role and has no text; a token's has some.
-_TEXT = re.compile(rb'"(?:content|text)":\s*"[^"]')
-_INDEX = re.compile(rb'"index":\s*(\d+)')
-_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
-_EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
-_DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +47,7 @@ class Call:
     body: Body
     signals: Callable[[], dict[str, str]]
     """What every answer says of the pod."""
+    span: RequestSpan
     terms: Terms = field(default_factory=Terms)
     arrived_us: int = 0
     outcome: Outcome | None = None
@@ -76,6 +67,13 @@ class Call:
             self.upstream.close()
         elif self.task is not None:
             self.task.cancel()
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status that its client was told; None when it was told none."""
+        if self.refusal is not None:
+            return self.refusal.status
+        return None if self.upstream is None else self.upstream.status
 
     def answer_headers(self) -> dict[str, str]:
         """The ids that every answer carries, and what it says of the pod."""
@@ -118,12 +116,12 @@ class Proxy:
     async def forward(self, call: Call, permit: Permit, times: StreamTimes) -> web.StreamResponse | Refusal:
         """Send the call on and copy the answer back; a refusal when the engine gave none."""
         permit.forwarded(self._clock())
-        waited_us = self._clock() - call.arrived_us
+        told = call.terms.headers(self._clock() - call.arrived_us) | call.span.engine_headers()
         try:
             async with self._engine.request(
                 "POST",
                 PATHS[call.route],
-                headers=headers.for_engine(call.request.headers, call.request_id, call.terms.headers(waited_us)),
+                headers=headers.for_engine(call.request.headers, call.request_id, told),
                 body=self._engine.body_for_engine(call.body.content, call.terms),
             ) as upstream:
                 call.upstream = upstream
@@ -171,14 +169,14 @@ class Proxy:
         try:
             await response.prepare(call.request)
             await self._copy_events(upstream, watch, copied, permit, times)
-            if not copied.broken and _DONE.search(copied.tail) is not None:
+            if not copied.broken and events.is_complete(copied.tail):
                 call.outcome = "completed"
                 permit.completed = upstream.status == web.HTTPOk.status_code
-                self._recorder.completed(times, _usage(copied.tail), self._clock(), streamed=True)
+                self._recorder.completed(times, events.output_tokens(copied.tail), self._clock(), streamed=True)
             elif call.cut:
                 call.outcome = "drained"
             else:
-                call.outcome = "expired" if _EXPIRED.search(copied.tail) is not None else "failed"
+                call.outcome = "expired" if events.is_expired(copied.tail) else "failed"
             if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
                 await watch.write(_error_event(call), self._clock())
             elif copied.pending:
@@ -213,15 +211,17 @@ class Proxy:
             now_us = self._clock()
             permit.touch(now_us)
             if alone:
-                if _TEXT.search(chunk) is not None:
+                if events.has_text(chunk):
+                    permit.token(0)
                     self._recorder.token(times, permit, now_us, 0)
             else:
-                for choice in _choices_with_text(chunk):
+                for choice in events.choices_with_text(chunk):
+                    permit.token(choice)
                     self._recorder.token(times, permit, now_us, choice)
-            copied.tail = (copied.tail + chunk)[-_TAIL_BYTES:]
+            copied.tail = (copied.tail + chunk)[-events.TAIL_BYTES :]
             if copied.pending or not chunk.endswith(b"\n\n"):
                 # Only whole events go out, so that an error event can always follow.
-                chunk, copied.pending = _whole_events(copied.pending + chunk)
+                chunk, copied.pending = events.whole_events(copied.pending + chunk)
             if chunk:
                 await watch.write(chunk, now_us)
                 self._recorder.metrics.response_bytes.value += len(chunk)
@@ -257,16 +257,16 @@ class Proxy:
             await response.prepare(call.request)
             await watch.write(head, self._clock())
             self._recorder.metrics.response_bytes.value += len(head)
-            tail = head[-_TAIL_BYTES:]
+            tail = head[-events.TAIL_BYTES :]
             while chunk := await self._next(call, upstream):
                 now_us = self._clock()
                 permit.touch(now_us)
-                tail = (tail + chunk)[-_TAIL_BYTES:]
+                tail = (tail + chunk)[-events.TAIL_BYTES :]
                 await watch.write(chunk, now_us)
                 self._recorder.metrics.response_bytes.value += len(chunk)
             if upstream.status == web.HTTPOk.status_code:
                 permit.completed = True
-                self._recorder.completed(times, _usage(tail), self._clock(), streamed=False)
+                self._recorder.completed(times, events.output_tokens(tail), self._clock(), streamed=False)
                 call.outcome = "completed"
             else:
                 call.outcome = "refused" if upstream.status < web.HTTPInternalServerError.status_code else "failed"
@@ -288,25 +288,6 @@ class Proxy:
             if call.request.transport is not None:
                 call.request.transport.abort()
             raise ConnectionError("the engine ended in the middle of its answer") from error
-
-
-def _choices_with_text(chunk: bytes) -> set[int]:
-    """The choices that the chunk has text of."""
-    events = (event for event in chunk.split(b"\n\n") if _TEXT.search(event) is not None)
-    return {int(found[1]) for event in events if (found := _INDEX.search(event)) is not None}
-
-
-def _whole_events(data: bytes) -> tuple[bytes, bytes]:
-    """(events that are whole, the beginning of the next)."""
-    cut = data.rfind(b"\n\n") + 2
-    if cut == 1 and len(data) > _MOST_EVENT_BYTES:
-        return data, b""
-    return (data[:cut], data[cut:]) if cut > 1 else (b"", data)
-
-
-def _usage(tail: bytes) -> int | None:
-    found = _USAGE.findall(tail)
-    return int(found[-1]) if found else None
 
 
 def _error_event(call: Call) -> bytes:

@@ -40,6 +40,7 @@ from sluice_sidecar.proxy import PATHS, Call, Proxy
 from sluice_sidecar.recorder import Recorder
 from sluice_sidecar.shedding import Effort, Shedding
 from sluice_sidecar.signals import Signals
+from sluice_sidecar.tracing import tracing
 from sluice_sidecar.trust import TrustedPeers
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Gate:
         self.engine = engine_link(config, live.slo, self.admission, clock)
         self.metrics = GateMetrics()
         self.recorder = Recorder(live.slo, self.admission.room, self.admission.decisions, self.metrics)
+        self.tracing = tracing(config.otlp_endpoint, config.served_name)
         self.held = HeldBodies(config.held_bodies_bytes)
         self.drain = Drain(config, in_flight=lambda: len(self._calls), refuse=self._refuse_all, cut=self._cut_all)
         self._proxy = Proxy(self.engine, self.admission, self.recorder, config, clock, closing=self._closing)
@@ -153,13 +155,10 @@ class Gate:
         return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
+        request_id = f"req-{secrets.token_hex(12)}"
+        span = self.tracing.asked(request.headers, request.path, request_id)
         call = Call(
-            request,
-            route,
-            f"req-{secrets.token_hex(12)}",
-            Body(self.held),
-            self.signals.headers,
-            task=asyncio.current_task(),
+            request, route, request_id, Body(self.held), self.signals.headers, span, task=asyncio.current_task()
         )
         self._calls.add(call)
         decisions = self.admission.decisions
@@ -186,7 +185,9 @@ class Gate:
             if outcome in {"failed", "drained"}:
                 self.recorder.failed(self.clock())
             self.metrics.requests.labels(route, outcome).inc()
-            decisions.ended(call.request_id, outcome, self.clock(), call.refusal, call.times)
+            decision = decisions.ended(call.request_id, outcome, self.clock(), call.refusal, call.times)
+            if decision is not None:
+                span.ended(decision, call.status, self.clock())
             self.drain.left()
 
     def _refuse(self, call: Call, refusal: Refusal) -> web.Response:

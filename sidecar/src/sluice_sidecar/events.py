@@ -1,0 +1,58 @@
+"""What the gate reads in the bytes of an answer: which choice moved, where an event ends, how the stream ended.
+
+Pure, and by search: no event is parsed on its way. Must not know sockets.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Usage and [DONE] stand within this much of a stream's end.
+TAIL_BYTES = 2048
+# An event that long is not one of an engine's: it is passed on in pieces.
+_MOST_EVENT_BYTES = 256 * 1024
+# The first event of a stream names the role and has no text; a token's has some. What a model thinks, and the
+# arguments of a tool that it calls, are tokens too.
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":\s*"[^"]')
+_INDEX = re.compile(rb'"index":\s*(\d+)')
+_USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
+_DONE = re.compile(rb"data: ?\[DONE\]\s*$")
+_ENDS = (b"\n\n", b"\r\n\r\n")
+
+
+def has_text(chunk: bytes) -> bool:
+    """Whether a token is in it."""
+    return _TEXT.search(chunk) is not None
+
+
+def choices_with_text(chunk: bytes) -> set[int]:
+    """The choices that the chunk has text of."""
+    events = (event for event in chunk.split(b"\n\n") if _TEXT.search(event) is not None)
+    return {int(found[1]) for event in events if (found := _INDEX.search(event)) is not None}
+
+
+def whole_events(data: bytes) -> tuple[bytes, bytes]:
+    """(events that are whole, the beginning of the next)."""
+    if data.endswith(_ENDS):
+        return data, b""
+    cut = max(data.rfind(end) + len(end) if end in data else 0 for end in _ENDS)
+    if not cut and len(data) > _MOST_EVENT_BYTES:
+        return data, b""
+    return data[:cut], data[cut:]
+
+
+def output_tokens(tail: bytes) -> int | None:
+    """The engine's own count in the end of an answer."""
+    found = _USAGE.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def is_complete(tail: bytes) -> bool:
+    """Whether a stream came to its good end."""
+    return _DONE.search(tail) is not None
+
+
+def is_expired(tail: bytes) -> bool:
+    """Whether the engine gave it up for its deadline."""
+    return _EXPIRED.search(tail) is not None
