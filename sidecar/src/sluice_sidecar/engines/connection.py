@@ -18,6 +18,8 @@ from sluice_sidecar.errors import EngineUnreachable
 OK = 200
 CONNECT_TIMEOUT_S = 2.0
 _READ_BUFFER_BYTES: Final = 256 * 1024
+# Headers and a body of this size go to the kernel, or into the transport's buffer, in one call.
+_WRITTEN_AT_ONCE_BYTES = 32 * 1024
 # Behind a Unix socket a host is a name without meaning: the socket is the address.
 _SOCKET_ORIGIN = "http://engine"
 
@@ -61,19 +63,9 @@ class EngineConnection:
         Raises:
             EngineUnreachable: no connection, or it broke before the status line.
         """
-        try:
-            response = await self._session.request(
-                method,
-                # Encoded already: what a name has of "..", even as %2e%2e, is not to be resolved into another route.
-                URL(self._origin + path, encoded=True),
-                headers=headers,
-                data=body,
-                allow_redirects=False,
-            )
-        except aiohttp.ClientConnectorError as error:
-            raise EngineUnreachable(str(error), refused=True) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise EngineUnreachable(str(error), refused=False) from error
+        # Encoded already: what a name has of "..", even as %2e%2e, is not to be resolved into another route.
+        url = URL(self._origin + path, encoded=True)
+        response = await self._sent(method, url, headers, body)
         try:
             yield response
         finally:
@@ -81,6 +73,23 @@ class EngineConnection:
                 response.release()
             else:
                 response.close()
+
+    async def _sent(
+        self, method: str, url: URL, headers: dict[str, str] | None, body: bytes | None
+    ) -> aiohttp.ClientResponse:
+        """Its answer begins; asked again, once, where a kept connection had ended before the first byte was sent."""
+        for last in (False, True):
+            tracker = aiohttp.UploadTracker()
+            try:
+                return await self._session.request(
+                    method, url, headers=headers, data=body, allow_redirects=False, upload_tracker=tracker
+                )
+            except aiohttp.ClientConnectorError as error:
+                raise EngineUnreachable(str(error), refused=True) from error
+            except (aiohttp.ClientError, ConnectionError) as error:
+                if last or not _is_unsent(tracker, body):
+                    raise EngineUnreachable(str(error), refused=False) from error
+        raise AssertionError("the last attempt returns or raises")
 
     async def get_json(self, path: str) -> Any:  # noqa: ANN401  # JSON has no narrower type
         """A JSON document of the engine's.
@@ -102,3 +111,11 @@ class EngineConnection:
                 return await response.json() if response.status == OK else None
         except (EngineUnreachable, TimeoutError, aiohttp.ClientError, ConnectionError, ValueError):
             return None
+
+
+def _is_unsent(tracker: aiohttp.UploadTracker, body: bytes | None) -> bool:
+    """Whether certainly not one byte of the request was written: a second one would then be the only one."""
+    # A longer body is written in part before the library knows of a failure.
+    if body is None or len(body) > _WRITTEN_AT_ONCE_BYTES or not tracker.upload_complete.done():
+        return False
+    return tracker.upload_complete.exception() is not None and tracker.bytes_written == 0
