@@ -42,7 +42,7 @@ class GateProcess:
 
 @contextmanager
 def gate_before_paced_engine(
-    *, interval_us: int, slots: int, environment: dict[str, str] | None = None, **settings: int | str
+    *, interval_us: int, slots: int, extra_bytes: int = 0, **settings: int | str
 ) -> Iterator[GateProcess]:
     """Run both until left; `settings` are the gate's. Nobody waits at the door."""
     with tempfile.TemporaryDirectory(prefix="sluice-") as scratch:
@@ -60,12 +60,11 @@ def gate_before_paced_engine(
         (directory / "gate.json").write_text(codec.to_json(config))
         engine = Path(__file__).with_name("paced_engine.py")
         commands = (
-            [sys.executable, str(engine), config.engine_socket, str(interval_us), str(slots)],
+            [sys.executable, str(engine), config.engine_socket, str(interval_us), str(slots), str(extra_bytes)],
             [sys.executable, "-P", "-m", "sluice_sidecar", "--config", str(directory / "gate.json")],
         )
-        inherited = {**os.environ, **(environment or {})}
         with (directory / "log").open("wb") as log:
-            processes = [subprocess.Popen(command, stderr=log, env=inherited) for command in commands]
+            processes = [subprocess.Popen(command, stderr=log) for command in commands]
         try:
             told = directory / "gate-address.json"
             _wait(told.exists)

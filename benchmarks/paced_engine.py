@@ -1,7 +1,8 @@
 """An engine that emits a chunk every so often and does nothing else: a Unix socket, no model, as little work as can be.
 
 Each chunk's text is the time at which it was sent, so that whoever receives it knows how long it was on its way. Its
-`/state` lists what runs, as the real one does. Run as a process: `python paced_engine.py SOCKET INTERVAL_US SLOTS`.
+`/state` lists what runs, as the real one does. Run as a process:
+`python paced_engine.py SOCKET INTERVAL_US SLOTS EXTRA_BYTES`, the last of which make each chunk longer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sluice_engine.core.state import DerivedLimits, EngineState, PoolState, Requ
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 _EVENT = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"paced","choices":[{"index":0,'
-    b'"delta":{"content":"%d"},"finish_reason":null}]}\n\n'
+    b'"delta":{"content":"%d"%s},"finish_reason":null}]}\n\n'
 )
 _LAST = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"paced","choices":[],'
@@ -36,8 +37,9 @@ PROMPT_TOKENS = 50
 class PacedEngine:
     """What all connections share: who runs, and the page that says so."""
 
-    def __init__(self, interval_us: int, slots: int) -> None:
+    def __init__(self, interval_us: int, slots: int, extra_bytes: int) -> None:
         self.interval_s = interval_us / 1e6
+        self.extra = b',"extra":"%s"' % (b"x" * extra_bytes) if extra_bytes else b""
         self.running: dict[PacedProtocol, bytes] = {}
         self._seq = 0
         self._state = EngineState(
@@ -129,7 +131,7 @@ class PacedProtocol(asyncio.Protocol):
 
     def _emit(self, head: bytes = b"") -> None:
         self.sent += 1
-        event = _EVENT % time.monotonic_ns()
+        event = _EVENT % (time.monotonic_ns(), self._engine.extra)
         self._transport.write(b"%s%x\r\n%s\r\n" % (head, len(event), event))
         self._due += self._engine.interval_s
         self._timer = self._loop.call_at(self._due, self._emit if self.sent < self.asked else self._end)
@@ -140,12 +142,12 @@ class PacedProtocol(asyncio.Protocol):
         self._transport.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(event), event))
 
 
-async def serve(path: str, interval_us: int, slots: int) -> None:
-    engine = PacedEngine(interval_us, slots)
+async def serve(path: str, interval_us: int, slots: int, extra_bytes: int) -> None:
+    engine = PacedEngine(interval_us, slots, extra_bytes)
     server = await asyncio.get_running_loop().create_unix_server(lambda: PacedProtocol(engine), path, backlog=4096)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
     gc.disable()  # no pause of ours is to look like one of the gate's
-    uvloop.run(serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    uvloop.run(serve(sys.argv[1], *map(int, sys.argv[2:5])))

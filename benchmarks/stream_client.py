@@ -79,10 +79,6 @@ class StreamClient(asyncio.Protocol):
         self._busy = False
         self._transport.close()
 
-    def stall(self) -> None:
-        """Read nothing from now on."""
-        self._transport.pause_reading()
-
 
 class Attempt(asyncio.Protocol):
     """One request on a connection of its own, to its end: what a refused client sends."""

@@ -97,6 +97,8 @@ class GateProtocol(web.RequestHandler):
         if sock is not None and sock.family in {socket.AF_INET, socket.AF_INET6}:
             # Sent bytes that nobody acknowledges for this long end the connection.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._user_timeout_ms)
+            # What the kernel holds beyond what is on its way: a slow reader's share is ours, not the kernel's 4 MiB.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, WRITE_BUFFER_BYTES)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

@@ -17,7 +17,8 @@ from sluice_sidecar.errors import EngineUnreachable
 
 OK = 200
 CONNECT_TIMEOUT_S = 2.0
-_READ_BUFFER_BYTES: Final = 256 * 1024
+# Of one answer that its client is slow to take: reading from the engine stops at twice this.
+_READ_BUFFER_BYTES: Final = 32 * 1024
 # Headers and a body of this size go to the kernel, or into the transport's buffer, in one call.
 _WRITTEN_AT_ONCE_BYTES = 32 * 1024
 # Behind a Unix socket a host is a name without meaning: the socket is the address.
