@@ -77,6 +77,7 @@ class ScriptedEngine:
     bodies: list[bytes] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
     aborted: int = 0
+    sent_tokens: int = 0
     active: dict[str, RequestState] = field(default_factory=dict)
     count_tokens: Callable[[str], int] = len
     freeze: bool = False
@@ -195,6 +196,7 @@ class ScriptedEngine:
                 request.transport.abort()
                 await asyncio.Event().wait()
             await response.write(_event({"content": script.text}))
+            self.sent_tokens += 1
         await response.write(_event({}, finish_reason="stop"))
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()

@@ -75,11 +75,8 @@ def test_the_parser_without_extension_lets_nothing_more_through() -> None:
     assert done.returncode == 0, done.stdout[-4_000:]
 
 
-@pytest.mark.skipif(not IS_PURE, reason="runs in the process that the test above starts")
-def test_this_is_the_parser_without_extension() -> None:
-    from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy  # noqa: PLC0415
-
-    assert HttpRequestParser is HttpRequestParserPy
+def test_the_gate_knows_which_parser_reads() -> None:
+    assert listener.parser_is_compiled() is not IS_PURE
 
 
 async def test_a_body_of_100_mb_is_refused_by_its_length_alone(gate: RunningGate) -> None:

@@ -21,6 +21,7 @@ import pytest
 from sidecar.running import until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config
 from sluice_engine import codec
+from sluice_engine.core.state import PoolState
 from sluice_sidecar.__main__ import main
 from sluice_sidecar.config import GateConfig
 
@@ -152,11 +153,50 @@ async def test_it_needs_little_memory(engine: ScriptedEngine, socket_dir: Path) 
         for _ in range(20):
             await gate.stream()
 
-        status = Path(f"/proc/{gate.process.pid}/status").read_text()  # noqa: ASYNC240  # memory, not a disk
-
-        resident_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
-        assert resident_kib < 120 * 1024
+        assert resident_kib(gate) < 120 * 1024
         assert "torch" not in Path(f"/proc/{gate.process.pid}/maps").read_text()  # noqa: ASYNC240  # likewise
+
+
+@pytest.mark.slow
+async def test_readers_that_stall_hold_a_bounded_share_of_memory(engine: ScriptedEngine, socket_dir: Path) -> None:
+    readers = 60
+    assert engine.state.derived is not None
+    engine.state = replace(
+        engine.state,
+        pool=PoolState(block_tokens=16, total_blocks=100_000, free_blocks=100_000),
+        derived=replace(engine.state.derived, max_sequences=2 * readers, kv_capacity_tokens=1_600_000),
+    )
+    engine.script = Script(tokens=100_000, text="tok" * 1_000)
+    body = b'{"messages": [], "max_tokens": 2, "stream": true}'
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    loop = asyncio.get_running_loop()
+    async with gate_process(socket_dir) as gate:
+        before_kib = resident_kib(gate)
+        sockets = []
+        for _ in range(readers):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", gate.address["port"]))
+            await loop.sock_sendall(sock, request)
+            sockets.append(sock)
+        await until(lambda: len(engine.active) == readers)
+        seen = -1
+        while seen != engine.sent_tokens:  # until nobody takes any more
+            seen = engine.sent_tokens
+            await asyncio.sleep(0.5)  # nothing happening has no event of its own
+
+        grown_kib = resident_kib(gate) - before_kib
+
+        assert grown_kib < readers * 300, f"{grown_kib / readers:.0f} KiB for each"
+        for sock in sockets:
+            sock.close()
+        await until(lambda: not engine.active)
+
+
+def resident_kib(gate: GateProcess) -> int:
+    status = Path(f"/proc/{gate.process.pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
 
 
 @pytest.mark.parametrize(

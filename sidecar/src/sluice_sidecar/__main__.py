@@ -31,7 +31,7 @@ from sluice_engine.logs import log_to_stderr
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.hot_files import HotFiles
-from sluice_sidecar.listener import GateServer, bind
+from sluice_sidecar.listener import GateServer, bind, parser_is_compiled
 from sluice_sidecar.server import Gate
 from sluice_sidecar.tracing import require_library
 
@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{code or 'sluice_sidecar'}: {_one_line(error)}\n")
         return USAGE_ERROR
     log_to_stderr()
+    if not parser_is_compiled():
+        log.warning("aiohttp has no C extension here: HTTP is read by its slower parser")
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         draw = random.SystemRandom().randint
         return runner.run(

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import Any, Protocol, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.turnstile import Turnstile, raw
@@ -57,6 +58,11 @@ def answer(refusal: Refusal, extra: dict[str, str] | None = None) -> web.Respons
 def plain(problem: str | None) -> web.Response:
     """A probe's answer: 503 with the problem, or 200."""
     return web.Response(status=200 if problem is None else 503, text=f"{problem or 'ok'}\n", headers={"Server": SERVER})
+
+
+def parser_is_compiled() -> bool:
+    """Whether HTTP is read by aiohttp's C parser: the faster one, and the one that most of the world tests."""
+    return HttpRequestParser is not HttpRequestParserPy
 
 
 def framing_problem(request: web.BaseRequest) -> str | None:
