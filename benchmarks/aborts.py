@@ -34,7 +34,7 @@ kind: InferenceService
 metadata: {name: aborts}
 spec:
   model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 3s}
+  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
   scheduling: {maxSequences: 4}
   admission: {maxWait: 10s}
   cache: {capacity: 256Mi}
