@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -30,8 +31,9 @@ from sluice_engine import codec
 from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_sidecar.config import EngineKind, GateConfig
 
-SECONDS = 40.0
+SECONDS = 30.0
 QUICK_SECONDS = 12.0
+WARM_UP_S = 4.0
 SLOTS = 16
 KV_TOKENS = 8192
 START_S = 900.0
@@ -104,12 +106,17 @@ async def process(
         finally:
             if child.returncode is None:
                 child.terminate()
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(20):
                         await child.wait()
-                except TimeoutError:
-                    child.kill()
-                    await child.wait()
+            kill(child)
+            await child.wait()
+
+
+def kill(child: asyncio.subprocess.Process) -> None:
+    """It and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 async def answers(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
@@ -158,33 +165,46 @@ async def watch(admin_url: str, seen: dict[str, int]) -> None:
             await asyncio.sleep(0.2)
 
 
-async def measure(peer: Peer, seconds: float, folder: Path) -> dict[str, Any]:
-    """Everything about one peer."""
+async def measure_all(found: list[Peer], seconds: float, folder: Path, *, hold: bool) -> dict[str, Any]:
+    """Start all, then measure one after the other."""
+    results: dict[str, Any] = {}
+    async with contextlib.AsyncExitStack() as started:
+        engines = {}
+        for peer in found:
+            log = folder / f"{peer.kind}.log"
+            print(f"{peer.kind}: starting", flush=True)
+            engines[peer.kind] = await started.enter_async_context(process(peer.command, log, peer.environment))
+            await answers(f"{peer.url}/health", engines[peer.kind], log)
+        if hold:
+            await asyncio.to_thread(input, "all are up; Enter measures: ")
+        for peer in found:
+            results[peer.kind] = await measure(peer, engines[peer.kind], seconds, folder)
+    return results
+
+
+async def measure(peer: Peer, engine: asyncio.subprocess.Process, seconds: float, folder: Path) -> dict[str, Any]:
+    """Everything about one peer, which does not live longer."""
     promise_s = peer.slo.time_to_first_token_us / 1e6
-    log = folder / f"{peer.kind}.log"
-    print(f"{peer.kind}: starting", flush=True)
-    async with process(peer.command, log, peer.environment) as engine:
-        await answers(f"{peer.url}/health", engine, log)
-        control = await crowd(peer.url, seconds, promise_s, 1)
-        result: dict[str, Any] = {"without_gate": control.row(promise_s)}
-        print(f"  without the gate: {result['without_gate']}", flush=True)
-        gate_log = folder / "gate.log"
-        ports = free_port(), free_port()
-        url, admin_url = (f"http://127.0.0.1:{port}" for port in ports)
-        command = [sys.executable, "-m", "sluice_sidecar", "--config", str(gate_files(peer, folder, ports))]
-        async with process(command, gate_log, {}) as gate:
-            await answers(f"{url}/readyz", gate, gate_log)
-            result["said"] = await says(url)
-            seen: dict[str, int] = {}
-            watcher = asyncio.create_task(watch(admin_url, seen))
-            run = await crowd(url, seconds, promise_s, 2)
-            watcher.cancel()
-            result |= {"with_gate": run.row(promise_s), "engine_at_most": seen, "promise_s": promise_s}
-            print(f"  with the gate: {result['with_gate']}; {seen}", flush=True)
-            engine.kill()
-            killed = time.monotonic()
-            await until_refused(url)
-            result["dead_after_s"] = round(time.monotonic() - killed, 2)
+    await crowd(peer.url, WARM_UP_S, promise_s, 0)
+    control = await crowd(peer.url, seconds, promise_s, 1)
+    result: dict[str, Any] = {"promise_s": promise_s, "without_gate": control.row(promise_s)}
+    print(f"{peer.kind} without the gate: {result['without_gate']}", flush=True)
+    log, ports = folder / f"gate-{peer.kind}.log", (free_port(), free_port())
+    url, admin_url = (f"http://127.0.0.1:{port}" for port in ports)
+    command = [sys.executable, "-m", "sluice_sidecar", "--config", str(gate_files(peer, folder, ports))]
+    async with process(command, log, {}) as gate:
+        await answers(f"{url}/readyz", gate, log)
+        result["said"] = await says(url)
+        seen: dict[str, int] = {}
+        watcher = asyncio.create_task(watch(admin_url, seen))
+        run = await crowd(url, seconds, promise_s, 2)
+        watcher.cancel()
+        result |= {"with_gate": run.row(promise_s), "engine_at_most": seen}
+        print(f"{peer.kind} with the gate: {result['with_gate']}; {seen}", flush=True)
+        kill(engine)
+        killed = time.monotonic()
+        await until_refused(url)
+        result["dead_after_s"] = round(time.monotonic() - killed, 2)
     return result
 
 
@@ -220,6 +240,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_SECONDS:.0f} s a run")
     parser.add_argument("--install", action="store_true", help="install the peers first")
     parser.add_argument("--only", choices=("llamacpp", "vllm"), default="", help="one of them")
+    parser.add_argument("--hold", action="store_true", help="wait for Enter once the engines are up")
     args = parser.parse_args()
     if args.json:
         sys.stdout = sys.stderr
@@ -232,11 +253,10 @@ def main() -> int:
         return 2
     report = Report("peers")
     with tempfile.TemporaryDirectory() as folder:
-        for peer in found:
-            seconds = QUICK_SECONDS if args.quick else SECONDS
-            result = asyncio.run(measure(peer, seconds, Path(folder)))
-            report.data[peer.kind] = result
-            report.bars += bars(peer.kind, result)
+        seconds = QUICK_SECONDS if args.quick else SECONDS
+        report.data |= asyncio.run(measure_all(found, seconds, Path(folder), hold=args.hold))
+    for kind, result in report.data.items():
+        report.bars += bars(kind, result)
     return report.finish()
 
 

@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.scripted_engine import live_config
 from sluice_engine.core.terms import Terms
+from sluice_sidecar.engines.assumed import assume_prefilled
 from sluice_sidecar.engines.bodies import with_priority, without_priority
 from sluice_sidecar.engines.learned import FIRST_BATCH, KEPT_US, Calibration, LearnedSteps
 from sluice_sidecar.engines.reading import Facts, Reading
 from sluice_sidecar.engines.told import Started, Told
+from sluice_sidecar.ledger import ChoiceCost, Cost, Entry
+from sluice_sidecar.limits import Limits
+from sluice_sidecar.progress import Progress
 
 S = 1_000_000
 # 2 ms a token of prefill, a step of 20 ms.
@@ -247,6 +252,29 @@ def test_more_in_use_than_was_estimated_stands_beside_the_estimates() -> None:
     (excess,) = state(teller, page, inside=(160,)).requests
     assert excess.prompt_tokens == 640
     assert state(teller, reading(running=1, kv_used_tokens=230), inside=(160,)).requests == ()
+
+
+def inside_for(us: int, *, tokens: int = 0) -> Entry:
+    entry = Entry(
+        "a", Cost((ChoiceCost(400, 50),)), 0, 0, [Progress(400, 50, 50, output_tokens=tokens)], forwarded_us=0
+    )
+    limits = Limits.from_state(state(told(), reading()), live_config())
+    assert limits is not None
+    assume_prefilled([entry], limits, us)
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("us", "prefilling"),
+    [pytest.param(1_500_000, True, id="not-yet"), pytest.param(1_800_000, False, id="long-enough")],
+)
+def test_a_prompt_that_shows_no_token_is_taken_as_computed_after_a_while(us: int, *, prefilling: bool) -> None:
+    # 400 tokens at 2 ms and a step: 0.85 s, twice.
+    assert inside_for(us).choices[0].prefilling is prefilling
+
+
+def test_what_has_shown_tokens_is_left_as_it_is() -> None:
+    assert inside_for(9 * S, tokens=3).choices[0].computed_tokens == 0
 
 
 # -------------------------------------------------------------------------------------------------------- a priority

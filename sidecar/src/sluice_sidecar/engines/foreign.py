@@ -19,6 +19,7 @@ from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState, LoadingProgress
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.engines.assumed import assume_prefilled
 from sluice_sidecar.engines.bodies import with_priority, without_priority
 from sluice_sidecar.engines.calibrate import calibrate
 from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConnection
@@ -286,6 +287,9 @@ class ForeignEngine:
 
     def _take(self, facts: Facts, reading: Reading, steps: LearnedSteps, page_us: int) -> None:
         entries = self._admission.room.ledger.entries.values()
+        limits = self._admission.room.limits
+        if limits is not None and not reading.waiting:
+            assume_prefilled(entries, limits, page_us)
         inside = [choice.known_tokens for entry in entries for choice in entry.choices if not choice.gone]
         state = self._told.state(facts, reading, steps, inside=inside)
         if state is None:
