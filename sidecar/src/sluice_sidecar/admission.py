@@ -16,6 +16,7 @@ from sluice_engine.config import Enforcement, LiveConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
+from sluice_sidecar import deadlines
 from sluice_sidecar.attempts import FIRST, Attempt, Attempts
 from sluice_sidecar.classes import Classes
 from sluice_sidecar.decisions import Decisions
@@ -215,6 +216,10 @@ class Admission:
 
     def _shed_early(self, ticket: Ticket, now_us: int) -> Refusal | None:
         """The tests that ask nothing of the room."""
+        limits, waited_us = self.room.limits, now_us - ticket.arrived_us
+        assert limits is not None, "who is hopeless has gone before"
+        if (refusal := deadlines.unreachable(ticket.cost, ticket.terms, limits, waited_us)) is not None:
+            return refusal
         if ticket.attempt.number and self.retry_budget.closed_to(ticket.terms.service_class, now_us):
             return SPENT
         tokens = ticket.cost.prompt_tokens + ticket.cost.decode_tokens
@@ -228,6 +233,7 @@ class Admission:
         """
         look = self._look(ticket, now_us)
         ticket.decision.looked(look)
+        refusal = refusal or deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)
         if refusal is not None or look.held is None:
             return "" if refusal is None else refusal.reason.value, look
         ticket.decision.held(look.held)
@@ -240,6 +246,8 @@ class Admission:
         """Look for room; without, a place at the door where waiting may help."""
         look = self._look(ticket, now_us)
         ticket.decision.looked(look)
+        if (refusal := deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)) is not None:
+            return refusal
         self._queue.push(ticket)
         blocker = self._blocker(ticket, now_us)
         if look.held is None and blocker is None:
@@ -317,6 +325,8 @@ class Admission:
         """The room there is for it, and that it leaves for a longer one."""
         service_class, cost = ticket.terms.service_class, ticket.cost
         look = self.classes.look(service_class, cost, self.room, now_us, now_us - ticket.arrived_us)
+        if look.held is None:
+            look.held = deadlines.held_by_own_promise(look, ticket.terms, now_us - ticket.arrived_us)
         if look.held is not None:
             return look
         kept = self.sizes.kept_for(service_class, cost, now_us)
@@ -345,8 +355,8 @@ class Admission:
             # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.
             if held.wait_us + ahead_us > 2 * wait_us:
                 return 0
-        bound_us = ticket.terms.bound_us
-        return wait_us if bound_us is None else min(wait_us, bound_us - waited_us)
+        bounds_us = [bound for bound in (ticket.terms.bound_us, ticket.terms.door_us) if bound is not None]
+        return min([wait_us, *(bound - waited_us for bound in bounds_us)])
 
     def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
         assert self.room.limits is not None, "asked where something was looked at"

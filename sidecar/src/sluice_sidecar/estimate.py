@@ -53,6 +53,8 @@ class Asked:
     """The field in which the length of the answer was asked for."""
     user: str = ""
     """Whom the caller asks for, in its own words."""
+    streamed: bool = False
+    """Whether the answer is to come token by token."""
 
     @property
     def largest(self) -> int:
@@ -122,6 +124,7 @@ def parse(body: bytes, route: Route) -> Asked:
         # A wrong type is the engine's to refuse: priced as the least. Beyond its own bound a number is just too large.
         max_tokens=None if limit is None else min(MOST_OUTPUT_TOKENS, _positive(limit) or 1),
         param="messages" if route == "chat" else "prompt",
+        streamed=data.get("stream") is True,
         max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
         user=user if isinstance(user := data.get("user"), str) else "",
     )

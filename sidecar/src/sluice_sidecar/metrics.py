@@ -52,6 +52,12 @@ class GateMetrics:
             ["header"],
             registry=r,
         )
+        self.unreadable_headers = Counter(
+            "sluice_gate_unreadable_headers_total",
+            "Headers of proxies and clients about attempts and deadlines that say nothing that can be read.",
+            ["header"],
+            registry=r,
+        )
         self.promise = Counter(
             "sluice_gate_promise_total",
             "Completed requests by what became of the promise (kept, ttft_missed, itl_missed); kept ones are goodput.",

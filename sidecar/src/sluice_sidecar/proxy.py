@@ -18,6 +18,7 @@ from aiohttp import web
 from sluice_engine.core.terms import Terms
 from sluice_sidecar import events, headers
 from sluice_sidecar.admission import MISSED, Admission
+from sluice_sidecar.attempts import FIRST, Attempt
 from sluice_sidecar.body import Body
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.link import EngineLink
@@ -55,14 +56,16 @@ class Call:
     """What it was told instead of an answer from the model."""
     times: StreamTimes | None = None
     """Of one that was let in."""
-    cut: bool = False
-    """The drain's time is over: this one ends in an error."""
+    streamed: bool = False
+    attempt: Attempt = FIRST
+    cut: Literal["drained", "expired"] | None = None
+    """It ends in an error: the drain's time is over, or its own."""
     upstream: aiohttp.ClientResponse | None = None
     task: asyncio.Task[None] | None = None
 
-    def end_early(self) -> None:
+    def end_early(self, because: Literal["drained", "expired"] = "drained") -> None:
         """Cut it: a running stream ends in an error event, everything else in a refusal."""
-        self.cut = True
+        self.cut = self.cut or because
         if self.upstream is not None:
             self.upstream.close()
         elif self.task is not None:
@@ -74,6 +77,12 @@ class Call:
         if self.refusal is not None:
             return self.refusal.status
         return None if self.upstream is None else self.upstream.status
+
+    def cut_refusal(self) -> Refusal:
+        """What it is told when it was cut before its answer began."""
+        if self.cut == "expired":
+            return MISSED
+        return Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
 
     def answer_headers(self) -> dict[str, str]:
         """The ids that every answer carries, and what it says of the pod."""
@@ -174,7 +183,7 @@ class Proxy:
                 permit.completed = upstream.status == web.HTTPOk.status_code
                 self._recorder.completed(times, events.output_tokens(copied.tail), self._clock(), streamed=True)
             elif call.cut:
-                call.outcome = "drained"
+                call.outcome = call.cut
             else:
                 call.outcome = "expired" if events.is_expired(copied.tail) else "failed"
             if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
@@ -236,9 +245,9 @@ class Proxy:
                 size += len(chunk)
                 permit.touch(self._clock())
         except (aiohttp.ClientError, ConnectionError):
-            call.outcome = "drained" if call.cut else "failed"
+            call.outcome = call.cut or "failed"
             if call.cut:
-                return Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
+                return call.cut_refusal()
             return Refusal(
                 Reason.ENGINE_FAILED, "The engine ended in the middle of its answer; send the request again."
             )
@@ -283,7 +292,7 @@ class Proxy:
         try:
             return await upstream.content.readany()
         except (aiohttp.ClientError, ConnectionError) as error:
-            call.outcome = "drained" if call.cut else "failed"
+            call.outcome = call.cut or "failed"
             # Part of the body is out: only a broken framing tells the client that the rest is missing.
             if call.request.transport is not None:
                 call.request.transport.abort()
@@ -291,7 +300,9 @@ class Proxy:
 
 
 def _error_event(call: Call) -> bytes:
-    if call.cut:
+    if call.cut == "expired":
+        refusal = MISSED
+    elif call.cut:
         refusal = Refusal(Reason.DRAINING, "This pod had to shut down before the answer was complete; send it again.")
     else:
         refusal = Refusal(

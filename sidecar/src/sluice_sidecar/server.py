@@ -18,9 +18,10 @@ from sluice_engine.config import LiveConfig
 from sluice_engine.core import terms
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import sentence
-from sluice_sidecar import estimate
+from sluice_sidecar import attempts, bounds, estimate, overdue
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.api_keys import ApiKeys
+from sluice_sidecar.attempts import Attempt
 from sluice_sidecar.body import Body, HeldBodies
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.counting import ExactCounts
@@ -174,14 +175,17 @@ class Gate:
             if not call.cut or task is None or request.transport is None:
                 raise
             task.uncancel()
-            call.outcome = "drained"
-            return self._refuse(call, Refusal(Reason.DRAINING, "This pod is shutting down; send the request again."))
+            call.outcome = call.cut
+            return self._refuse(call, call.cut_refusal())
         else:
             return result
         finally:
             call.body.drop()
             self._calls.discard(call)
             outcome = call.outcome or "client_left"
+            if outcome == "client_left" and call.times is not None and call.times.first_us is None:
+                # Who gave up before the first token may ask again.
+                self.admission.attempts.turned_away(call.attempt, self.clock())
             if outcome in {"failed", "drained"}:
                 self.recorder.failed(self.clock())
             self.metrics.requests.labels(route, outcome).inc()
@@ -216,7 +220,7 @@ class Gate:
         if isinstance(verdict, Refusal):
             return verdict
         times = call.times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
-        with verdict.held(self.clock):
+        with verdict.held(self.clock), overdue.watched(call, times, self.clock):
             return await self._proxy.forward(call, verdict, times)
 
     def _terms(self, request: web.BaseRequest) -> Terms:
@@ -238,12 +242,25 @@ class Gate:
         identified = self.callers.identify(request.headers, asked)
         if isinstance(identified, Refusal):
             raise Refused(identified)
-        return identified
+        bounded = bounds.added(identified, request.headers)
+        self._count_unreadable(bounded.unreadable)
+        return bounded.terms
+
+    def _attempt(self, call: Call) -> Attempt:
+        told = attempts.told(call.request.headers)
+        self._count_unreadable(told.unreadable)
+        return Attempt(told.number, attempts.body_key(call.terms.tenant, call.body.content))
+
+    def _count_unreadable(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self.metrics.unreadable_headers.labels(name).inc()
 
     async def _price(self, call: Call) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
         asked = estimate.parse(call.body.content, call.route)
         call.terms = self.callers.named_by(asked.user, call.terms)
+        call.streamed = asked.streamed
+        call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
         if (refusal := self._unavailable()) is not None:
             return refusal
         limits, pricing = self.admission.room.limits, self.admission.room.pricing
@@ -271,6 +288,7 @@ class Gate:
             if not settled.done():
                 settled.set_result(verdict)
 
+        call.attempt = self._attempt(call)
         now_us = self.clock()
         verdict = self.admission.enter(
             call.request_id,
@@ -279,6 +297,7 @@ class Gate:
             settle,
             waited_us=now_us - call.arrived_us,
             terms=call.terms,
+            attempt=call.attempt,
         )
         if not isinstance(verdict, Ticket):
             return verdict

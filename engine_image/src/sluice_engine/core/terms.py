@@ -60,6 +60,12 @@ class Terms:
     """Its first token is of no use later than this after its body was whole."""
     finish_us: int | None = None
     """Its last token is of no use later than this after its body was whole."""
+    promise_us: int | None = None
+    """It asks for a first token within this; later ones are of use all the same. For the gate alone."""
+    door_us: int | None = None
+    """It does not wait at the door longer than this. For the gate alone."""
+    silence_us: int | None = None
+    """Its reader gives up when nothing comes for this long. For the gate alone."""
     behind: bool = False
     """Whether its caller puts it behind its own others, as the body's `priority` says; no header."""
     expected_output_tokens: int | None = None
