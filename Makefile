@@ -33,6 +33,7 @@ IMAGE_LOCKS := engine torch sidecar operator build
 .PHONY: lock
 lock: ## Resolve the dependencies again: requirements/lock.txt, and from it what each image installs
 	$(COMPILE) requirements/all.in -o requirements/lock.txt
+	$(COMPILE) requirements/openai-old.in -o requirements/openai-old.txt
 	set -e; for name in $(IMAGE_LOCKS); do \
 	  $(COMPILE) requirements/$$name.in -c requirements/lock.txt -o requirements/$$name.txt; done
 

@@ -200,6 +200,19 @@ def test_a_refusal_is_told_with_its_reason_and_when_to_come_back() -> None:
     assert "It ended" not in text
 
 
+def test_what_a_gate_that_only_observes_would_have_refused_is_told() -> None:
+    observed = decision(
+        "req-a", 0, attempt=2, verdict="admitted", outcome="completed", decided_us=10, ended_us=400_000,
+        shed_by="slots", held_by="slots", held_because="4 of 4 slots are taken", inside=4, sequences=4,
+    )  # fmt: skip
+
+    text = "\n".join(tell(life(recorded(decisions=[observed]))))
+
+    assert "Its caller had tried 2 times before." in text
+    assert "Under Enforce it would have been refused (slots): 4 of 4 slots are taken; admission.mode is" in text
+    assert "It waited at the door" not in text
+
+
 def test_the_clients_own_id_finds_its_last_attempt_and_names_the_others() -> None:
     attempts = [decision(f"req-{n}", n, client_id="mine", verdict="refused") for n in (1, 2, 3)]
 

@@ -24,6 +24,7 @@ PURE_PROJECT = {
     "sluice_sidecar.estimate", "sluice_sidecar.limits", "sluice_sidecar.room", "sluice_sidecar.admission",
     "sluice_sidecar.measure", "sluice_sidecar.decisions", "sluice_sidecar.trust", "sluice_sidecar.api_keys",
     "sluice_sidecar.identity", "sluice_sidecar.attempts",
+    "sluice_sidecar.bounds", "sluice_sidecar.deadlines",
     "sluice_sidecar.retry_budget", "sluice_sidecar.retry_after", "sluice_sidecar.regret", "sluice_sidecar.classes",
     "sluice_sidecar.fairness", "sluice_sidecar.tenants", "sluice_sidecar.quotas", "sluice_sidecar.sizes",
     "sluice_sidecar.peak", "sluice_sidecar.freshness", "sluice_sidecar.outputs", "sluice_sidecar.prefixes",

@@ -236,9 +236,9 @@ class Admission:
         refusal = refusal or deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)
         if refusal is not None or look.held is None:
             return "" if refusal is None else refusal.reason.value, look
-        ticket.decision.held(look.held)
         if not self._is_cut(ticket, look, now_us) and self._door_wait_us(ticket, look.held, now_us) > 0:
             return "", look
+        ticket.decision.held(look.held)
         self.retry_budget.refused(ticket.terms.service_class, now_us)
         return look.held.reason.value, look
 

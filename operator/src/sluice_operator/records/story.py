@@ -101,8 +101,13 @@ def _door(decision: Decision) -> Iterator[str]:
         yield f"It came to {_ROUTES.get(decision.route, decision.route)} and asked for {asked}{choices}."
     if decision.inside is not None:
         yield _prediction(decision)
+    if decision.attempt:
+        yield f"Its caller had tried {decision.attempt} time{'s' if decision.attempt > 1 else ''} before."
     waited = "" if decision.decided_us is None else f" for {span(decision.decided_us - decision.arrived_us)}"
-    if decision.held_by:
+    if decision.shed_by:
+        because = f": {decision.held_because}" if decision.held_because else ""
+        yield f"Under Enforce it would have been refused ({decision.shed_by}){because}; admission.mode is Observe."
+    elif decision.held_by:
         yield f"It waited at the door{waited}: {decision.held_because} ({decision.held_by})."
     if decision.verdict == "admitted":
         assert decision.decided_us is not None
