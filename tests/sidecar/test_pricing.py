@@ -268,3 +268,30 @@ def test_what_became_of_the_expectations_is_counted(learner: Learner) -> None:
     learner.answer(5, "aborted")
 
     assert learner.pricing.answers_total == {"within": 2, "longer": 2}
+
+
+def test_an_answer_that_came_whole_is_as_long_as_it_says(learner: Learner) -> None:
+    for _ in range(LEAST_ANSWERS):
+        name = learner.enter(chat("hi", n=2))
+        learner.pricing.told(name, 12, 14)
+        learner.leave(name, listed=False)
+
+    assert learner.cost(chat("hi")).expected_output_tokens == 7, "of two choices"
+
+
+def test_an_answer_that_says_nothing_and_was_not_seen_teaches_nothing(learner: Learner) -> None:
+    name = learner.enter(chat("hi"))
+    learner.pricing.told(name, None, None)
+    learner.leave(name, listed=False)
+
+    assert len(learner.pricing.outputs._all) == 0
+
+
+def test_the_length_of_a_prompt_is_learned_from_the_answer_where_no_state_lists_it(learner: Learner) -> None:
+    for _ in range(8):
+        learner.pricing.told(learner.enter(chat(LONG)), 40 + 180, 5)
+        learner.pricing.told(
+            learner.enter({"prompt": [LONG, "x"], "max_tokens": 5}, route="completions"), 5000, 5
+        )  # of two prompts together
+
+    assert learner.pricing.ratio.tokens_per_byte == pytest.approx(180 / len(LONG))

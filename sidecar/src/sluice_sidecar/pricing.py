@@ -35,6 +35,8 @@ class _Admitted:
     """Choices of which the engine has not said how much of the prompt it found."""
     uncomputed: set[int]
     """Choices whose prompt the engine has not computed."""
+    output_tokens: int | None = None
+    """Of all its choices, where the answer itself said so."""
 
 
 class Pricing:
@@ -94,15 +96,33 @@ class Pricing:
         unbegun = {index for index in firsts if matches[index].tokens}
         self._admitted[request_id] = _Admitted(cost, set(range(len(cost.choices))), unbegun, uncomputed)
 
+    def told(self, request_id: str, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """An answer came to its end, and said how long the prompts and the outputs were.
+
+        For engines that list no requests; the others' state tells of each choice.
+        """
+        call = self._admitted.get(request_id)
+        if call is None:
+            return
+        call.output_tokens = output_tokens
+        cost = call.cost
+        is_one_prompt = all(match is cost.matches[0] for match in cost.matches)
+        if prompt_tokens is not None and cost.text_bytes and is_one_prompt:
+            self.ratio.learn(cost.text_bytes, prompt_tokens - cost.overhead_tokens)
+
     def left(self, entry: Entry, now_us: int, *, listed: bool, completed: bool) -> None:
         """A call's stream has ended. `listed`: the engine will tell itself how long its answers were."""
         if listed:
             self._left.append((now_us, entry.id))
             return
-        self._admitted.pop(entry.id, None)
+        call = self._admitted.pop(entry.id, None)
+        told = None if call is None or call.output_tokens is None else -(-call.output_tokens // len(entry.choices))
         for index, choice in enumerate(entry.choices):
-            cut_off = not completed or choice.output_tokens >= choice.max_tokens
-            self._learn(entry.cost, index, choice.output_tokens, cut_off=cut_off)
+            # What was counted as it went by is each choice's own; of an answer that came whole nothing did.
+            output_tokens = choice.output_tokens or told or 0
+            cut_off = not completed or output_tokens >= choice.max_tokens
+            if output_tokens:
+                self._learn(entry.cost, index, output_tokens, cut_off=cut_off)
 
     def observe(self, state: EngineState, now_us: int) -> None:
         """Take in what the engine says of the calls that are in it, and of those that have ended."""

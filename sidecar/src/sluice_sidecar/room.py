@@ -122,6 +122,11 @@ class Room:
         """The engine refused what was let in: its queue is longer than was predicted."""
         self.learned.bias.miss(now_us)
 
+    def told(self, permit: Permit, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """An answer said how long it and its prompts were: what an engine that lists no requests tells of them."""
+        if not self.ledger.lists_requests:
+            self.pricing.told(permit.entry.id, prompt_tokens, output_tokens)
+
     def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
         """A call has left: learn how long such a stay is."""
         self.learned.left(entry, now_us, completed=completed)
