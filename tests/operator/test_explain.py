@@ -82,6 +82,15 @@ def test_a_life_has_its_wait_its_chunks_its_first_token_and_its_gaps() -> None:
     assert (choice.least_beside, choice.most_beside, dict(choice.neighbours)) == (0, 1, {B: 3, "req-c/0": 1})
 
 
+def test_what_the_gate_reckoned_with_is_told_where_it_is_less_than_what_was_asked_for() -> None:
+    asked = decision("req-a", 950_000, cached_tokens=64, expected_tokens=12, max_tokens=50)
+    text = "\n".join(tell(life(recorded(step(8, share(B, 199)), decisions=[asked]))))
+
+    assert "About 12 output tokens were expected, by the tenant's earlier answers." in text
+    assert "64 of its prompt tokens were expected to be computed already." in text
+    assert "were expected" not in "\n".join(tell(life(served())))
+
+
 def test_it_is_told_in_sentences() -> None:
     text = "\n".join(tell(life(served())))
 

@@ -18,6 +18,7 @@ from sluice_engine.publication import LoadedEngine, publication_of
 from sluice_sidecar import estimate
 from sluice_sidecar.ledger import UNSEEN_GRACE_US, Cost, Ledger
 from sluice_sidecar.limits import Limits
+from sluice_sidecar.prefixes import CHUNK_BYTES
 from sluice_sidecar.pricing import Pricing
 
 
@@ -78,3 +79,31 @@ def test_all_choices_that_the_engine_may_take_are_charged() -> None:
 
     assert parse_completion(json.dumps(body).encode()).generation.n == 4
     assert len(cost_of(body).choices) == MAX_CHOICES
+
+
+def test_the_engine_finds_what_the_gate_credits() -> None:
+    """Two prompts that begin alike: the second is credited with blocks, and the engine finds as many tokens."""
+    engine, pricing = make_loaded(HeldRunner(), num_blocks=400, max_length=1500), Pricing()
+    limits = Limits.from_state(ready_state(max_length_tokens=1500), live_config())
+    assert limits is not None
+    text = "say:x and then a long story of the same words, over and over again, " * 12
+
+    def observe(seq: int) -> None:
+        seen = publication_of(engine.loop, Counters(), seq)
+        pricing.observe(ready_state(prefix=seen.prefix, requests=seen.requests, finished=seen.finished), seq)
+
+    credited = []
+    for number, end in enumerate(("Who?", "And when?")):
+        body = {"model": "tiny", "prompt": text + end, "max_tokens": 4}
+        observe(2 * number)
+        cost = pricing.price(estimate.parse(json.dumps(body).encode(), "completions"), limits)
+        pricing.admitted(f"req-{number}", cost)
+        submit(engine, body, f"req-{number}")
+        while engine.loop.has_work:
+            engine.loop.step()
+        observe(2 * number + 1)
+        credited.append(cost.choices[0].cached_tokens)
+
+    # The tokenizer of the test has a token for each byte; the credit is as long as whole chunks of text are.
+    assert credited == [0, len(text) // CHUNK_BYTES * CHUNK_BYTES // 16 * 16]
+    assert pricing.prefixes.found_tokens_total == pricing.prefixes.credited_tokens_total > 0

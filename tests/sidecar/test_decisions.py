@@ -83,6 +83,7 @@ async def test_one_that_was_served_tells_what_was_predicted_and_what_came(
     assert (decision["request_id"], decision["client_id"], decision["route"]) == (request_id, "mine", "chat")
     assert (decision["verdict"], decision["outcome"], decision["reason"]) == ("admitted", "completed", "")
     assert (decision["choices"], decision["max_tokens"]) == (1, 16)
+    assert (decision["expected_tokens"], decision["cached_tokens"]) == (16, 0), "nothing was learned yet"
     assert decision["gaps"] >= 1
     assert decision["inside"] == 0
     assert decision["predicted_peak_blocks"] is None, "an idle engine takes any one: its peak was not looked at"

@@ -46,8 +46,12 @@ class Decision:
     choices: int = 0
     prompt_tokens: int = 0
     """Over all choices, as estimated at the door."""
+    cached_tokens: int = 0
+    """Of those, what the engine was credited with having computed already."""
     max_tokens: int = 0
     """Over all choices."""
+    expected_tokens: int = 0
+    """Output expected, over all choices: at most `max_tokens`."""
     inside: int | None = None
     """Choices that were inside when it asked."""
     sequences: int | None = None
@@ -120,6 +124,8 @@ class Decisions:
         decision.service_class, decision.tenant = terms.service_class, terms.tenant
         decision.choices = len(cost.choices)
         decision.prompt_tokens, decision.max_tokens = cost.prompt_tokens, cost.max_tokens
+        decision.cached_tokens = cost.prompt_tokens - cost.prefill_tokens
+        decision.expected_tokens = cost.decode_tokens
         return decision
 
     def first_token(self, request_id: str, now_us: int) -> None:

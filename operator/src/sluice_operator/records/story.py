@@ -99,6 +99,7 @@ def _door(decision: Decision) -> Iterator[str]:
         choices = "" if decision.choices == 1 else f" over {decision.choices} choices"
         asked = f"about {decision.prompt_tokens:,} prompt tokens and at most {decision.max_tokens:,} output tokens"
         yield f"It came to {_ROUTES.get(decision.route, decision.route)} and asked for {asked}{choices}."
+        yield from _expected(decision)
     if decision.inside is not None:
         yield _prediction(decision)
     if decision.attempt:
@@ -119,6 +120,14 @@ def _door(decision: Decision) -> Iterator[str]:
         yield f'The gate refused it ({decision.reason}): "{decision.message}"{back}'
     else:
         yield "The gate has not decided yet."
+
+
+def _expected(decision: Decision) -> Iterator[str]:
+    """What the gate reckoned with where that was less than what was asked for."""
+    if 0 < decision.expected_tokens < decision.max_tokens:
+        yield f"About {decision.expected_tokens:,} output tokens were expected, by the tenant's earlier answers."
+    if decision.cached_tokens:
+        yield f"{decision.cached_tokens:,} of its prompt tokens were expected to be computed already."
 
 
 def _prediction(decision: Decision) -> str:
