@@ -335,3 +335,15 @@ async def test_a_request_that_no_page_lists_stays_in_the_ledger_until_its_stream
         hold.set()
         assert await task == 200
         await empty(gate.gate)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_how_long_its_answers_are_is_learned_though_it_lists_none(
+    server: ForeignServer, tmp_path: Path, *, stream: bool
+) -> None:
+    async with gate_before(server, tmp_path) as gate:
+        assert await status(gate, stream=stream, stream_options={"include_usage": True}) == 200
+        await empty(gate.gate)
+
+        outputs = gate.gate.admission.room.pricing.outputs
+        assert list(outputs._all._answers) == [(server.tokens, False)]

@@ -16,6 +16,7 @@ _MOST_EVENT_BYTES = 256 * 1024
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":\s*"[^"]')
 _INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
+_PROMPT_USAGE = re.compile(rb'"prompt_tokens":\s*(\d+)')
 _EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 _ENDS = (b"\n\n", b"\r\n\r\n")
@@ -45,6 +46,12 @@ def whole_events(data: bytes) -> tuple[bytes, bytes]:
 def output_tokens(tail: bytes) -> int | None:
     """The engine's own count in the end of an answer."""
     found = _USAGE.findall(tail)
+    return int(found[-1]) if found else None
+
+
+def prompt_tokens(tail: bytes) -> int | None:
+    """The engine's own count of the prompts, in the end of an answer."""
+    found = _PROMPT_USAGE.findall(tail)
     return int(found[-1]) if found else None
 
 

@@ -181,7 +181,9 @@ class Proxy:
             if not copied.broken and events.is_complete(copied.tail):
                 call.outcome = "completed"
                 permit.completed = upstream.status == web.HTTPOk.status_code
-                self._recorder.completed(times, events.output_tokens(copied.tail), self._clock(), streamed=True)
+                output_tokens = events.output_tokens(copied.tail)
+                self._recorder.completed(times, output_tokens, self._clock(), streamed=True)
+                self._admission.room.told(permit, events.prompt_tokens(copied.tail), output_tokens)
             elif call.cut:
                 call.outcome = call.cut
             else:
@@ -275,7 +277,9 @@ class Proxy:
                 self._recorder.metrics.response_bytes.value += len(chunk)
             if upstream.status == web.HTTPOk.status_code:
                 permit.completed = True
-                self._recorder.completed(times, events.output_tokens(tail), self._clock(), streamed=False)
+                output_tokens = events.output_tokens(tail)
+                self._recorder.completed(times, output_tokens, self._clock(), streamed=False)
+                self._admission.room.told(permit, events.prompt_tokens(tail), output_tokens)
                 call.outcome = "completed"
             else:
                 call.outcome = "refused" if upstream.status < web.HTTPInternalServerError.status_code else "failed"
