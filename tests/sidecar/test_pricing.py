@@ -40,6 +40,12 @@ def ended(name: str, output: int, outcome: str = "stop", *, choice: int = 0, **c
     )  # fmt: skip
 
 
+def limits() -> Limits:
+    found = Limits.from_state(ready_state(), live_config())
+    assert found is not None
+    return found
+
+
 class Learner:
     """A price list that takes calls through an engine."""
 
@@ -49,11 +55,10 @@ class Learner:
         self.now_us = 0
         self.calls = 0
         self.pricing.observe(state(), 0)
+        self.ledger.apply(state(), limits(), 0)
 
     def cost(self, body: Any, tenant: str = "a", route: Route = "chat", exact: int | None = None) -> Cost:
-        limits = Limits.from_state(ready_state(), live_config())
-        assert limits is not None
-        return self.pricing.price(estimate.parse(json.dumps(body).encode(), route), limits, tenant, exact)
+        return self.pricing.price(estimate.parse(json.dumps(body).encode(), route), limits(), tenant, exact)
 
     def enter(self, body: Any, tenant: str = "a", route: Route = "chat") -> str:
         self.calls += 1
