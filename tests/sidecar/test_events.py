@@ -74,4 +74,5 @@ def test_the_end_of_a_stream_is_read_from_its_last_bytes() -> None:
     end = b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 7}}\n\ndata: [DONE]\n\n'
 
     assert (events.output_tokens(end), events.is_complete(end), events.is_expired(end)) == (7, True, False)
+    assert events.prompt_tokens(end) == 9
     assert events.is_expired(b'data: {"error": {"code": "deadline_missed"}}\n\n')
