@@ -104,6 +104,17 @@ def test_fewer_places_than_requests_that_run_close_the_entry_and_end_nobody() ->
     assert len(loop.finished) == 13
 
 
+def test_those_that_wait_are_sorted_anew_by_the_scheduler_that_holds_them() -> None:
+    core = core_of("Priority", live(aging_s=0))
+    core.scheduler.waiting.push(waiter("background", priority=8))
+    core.scheduler.waiting.push(waiter("critical", priority=0, arrival_s=10))
+    assert ids(core.scheduler.waiting.candidates(0)) == ["critical", "background"]
+
+    core.tuning.configure(live(aging_s=1))
+
+    assert ids(core.scheduler.waiting.candidates(0)) == ["background", "critical"], "ten levels older is more urgent"
+
+
 ORDERS = ["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
 WAITERS = st.lists(
     st.tuples(st.integers(0, 60), st.integers(1, 400), st.integers(0, 8), st.sampled_from("abc")),
