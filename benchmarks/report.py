@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -62,11 +63,13 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores, {model}, {platform.system()}"
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """`--json` (the document alone) and `--quick` (ends within a minute)."""
+def arguments(description: str, options: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
+    """`--json` (the document alone) and `--quick` (ends within a minute), and what `options` adds."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="the JSON document alone on standard output")
     parser.add_argument("--quick", action="store_true", help="a shorter run that ends within a minute")
+    if options is not None:
+        options(parser)
     args = parser.parse_args()
     if args.json:
         sys.stdout = sys.stderr  # progress and tables; the document goes to the real standard output

@@ -125,14 +125,17 @@ class Replica:
     def _enter(self, call: Call) -> None:
         gate = self.gate
         if gate is None:
-            self._forward(call, None)
+            if self.engine.is_down:
+                self._refuse(call, _ENGINE_GONE)
+            else:
+                self._forward(call, None)
             return
         now_us = self._clock()
         gate.decisions.asked(call.request_id, "", "chat", now_us)
         if (refusal := gate.refuse_unavailable()) is not None:
             self._refuse(call, refusal)
             return
-        cost = self._price(call, gate)
+        cost = self.price(call)
         if isinstance(cost, Refusal):
             self._refuse(call, cost)
             return
@@ -199,7 +202,10 @@ class Replica:
                 self.gate.leave(call.ticket, now_us)
             self.gate.decisions.ended(call.request_id, "client_left", now_us, None, call.times)
 
-    def _price(self, call: Call, gate: Admission) -> Cost | Refusal:
+    def price(self, call: Call) -> Cost | Refusal:
+        """What the gate takes a call to cost."""
+        gate = self.gate
+        assert gate is not None, "who prices is a gate"
         limits, pricing = gate.room.limits, gate.room.pricing
         assert limits is not None, "an available engine has told its limits"
         tokens, size = call.arrival.prompt_tokens, self._settings.bytes_per_token
@@ -297,7 +303,7 @@ class Replica:
         if call.permit is not None:
             call.permit.completed = outcome.is_answer
             call.permit.close(now_us)
-        if outcome is Outcome.FAILED and call.times.first_us is None and self.gate is not None:
+        if outcome is Outcome.FAILED and call.times.first_us is None:
             self._refuse(call, _ENGINE_ENDED)
             return
         request_id, times = call.request_id, call.times

@@ -1,0 +1,58 @@
+"""The experiments of benchmarks/overload.py in small: what each is about holds, and its control fails."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from experiments import aborts, faults, metastable, retry_after, steady
+from experiments.scene import CHAT_CAPACITY
+
+
+def test_a_gate_keeps_the_promise_at_twice_the_capacity_where_a_queue_keeps_none() -> None:
+    gated, queue = (steady.at(2 * CHAT_CAPACITY, 30, gate=gate, retries=False) for gate in (True, False))
+
+    assert gated.goodput > 0.85 * CHAT_CAPACITY
+    assert gated.missed_percent <= 1
+    assert queue.goodput < 0.2 * CHAT_CAPACITY
+    assert gated.leftovers == queue.leftovers == 0
+
+
+@pytest.mark.slow
+def test_a_spike_is_over_when_it_is_over() -> None:
+    gated, queue = (metastable.happens("spike", 60, gate=gate) for gate in (True, False))
+
+    from_s = metastable.TRIGGER_S + metastable.TRIGGER_LASTS_S + metastable.BACK_WITHIN_S
+    assert gated.watched.good_percent(from_s, from_s + 40) >= 95
+    assert queue.watched.good_percent(from_s, from_s + 40) < 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", faults.FAULTS)
+def test_a_fault_leaves_nothing_over(name: str) -> None:
+    one = faults.happens(faults.FAULTS[name][0])
+
+    assert one.leftovers == 0
+    assert one.load.missed_ttft == 0
+    assert one.preemptions <= faults.DECLARED_PER_MINUTE * 2
+
+
+@pytest.mark.slow
+def test_what_a_client_held_is_free_within_a_second_of_its_leaving() -> None:
+    one, leavers = aborts.happens(20, tells_engine=True)
+    _, control = aborts.happens(20, tells_engine=False)
+
+    assert one.leftovers == 0
+    assert max(leavers.freed_us) < 1_000_000 < max(control.freed_us)
+
+
+@pytest.mark.slow
+def test_a_crowd_that_was_sent_away_comes_back_spread() -> None:
+    spread, narrow = (retry_after.returning(30, spread=spread) for spread in (True, False))
+
+    assert max(spread) <= 2 * sum(spread) / len(spread)
+    assert max(narrow) > 2 * sum(narrow) / len(spread)
