@@ -111,9 +111,9 @@ async def test_a_burst_of_prompts_near_the_limit_ends_in_429_and_holds_no_bodies
             return response.status, response.headers.get("x-sluice-reason")
 
     async with running_gate(engine, socket_dir) as gate:
-        gate.gate._counts._count = count
+        gate.gate._reception._counts._count = count
         near = [asyncio.create_task(status("x" * 3_600)) for _ in range(3)]
-        await until(lambda: gate.gate._counts.in_line == 1)
+        await until(lambda: gate.gate._reception._counts.in_line == 1)
         assert await status("x" * 3_600) == (429, "engine_overloaded")
         assert await status("short") == (200, None)
         hold.set()

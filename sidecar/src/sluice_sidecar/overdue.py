@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sluice_sidecar.call import Call
 from sluice_sidecar.measure import StreamTimes
-from sluice_sidecar.proxy import Call
 
 
 @contextmanager

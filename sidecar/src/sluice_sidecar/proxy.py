@@ -9,84 +9,24 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
 
-from sluice_engine.core.terms import Terms
 from sluice_sidecar import events, headers
 from sluice_sidecar.admission import MISSED, Admission
-from sluice_sidecar.attempts import FIRST, Attempt
-from sluice_sidecar.body import Body
+from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.estimate import Route
 from sluice_sidecar.ledger import Permit
-from sluice_sidecar.listener import SERVER
 from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.recorder import Recorder
-from sluice_sidecar.tracing import RequestSpan
 from sluice_sidecar.watch import StreamWatch
 
-Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained", "expired"]
-
-PATHS: dict[Route, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
 _WHOLE_BYTES = 1024 * 1024
-
-
-@dataclass(slots=True, eq=False)
-class Call:
-    """One request, from its headers to its outcome."""
-
-    request: web.BaseRequest
-    route: Route
-    request_id: str
-    body: Body
-    signals: Callable[[], dict[str, str]]
-    """What every answer says of the pod."""
-    span: RequestSpan
-    terms: Terms = field(default_factory=Terms)
-    arrived_us: int = 0
-    outcome: Outcome | None = None
-    refusal: Refusal | None = None
-    """What it was told instead of an answer from the model."""
-    times: StreamTimes | None = None
-    """Of one that was let in."""
-    streamed: bool = False
-    attempt: Attempt = FIRST
-    cut: Literal["drained", "expired"] | None = None
-    """It ends in an error: the drain's time is over, or its own."""
-    upstream: aiohttp.ClientResponse | None = None
-    task: asyncio.Task[None] | None = None
-
-    def end_early(self, because: Literal["drained", "expired"] = "drained") -> None:
-        """Cut it: a running stream ends in an error event, everything else in a refusal."""
-        self.cut = self.cut or because
-        if self.upstream is not None:
-            self.upstream.close()
-        elif self.task is not None:
-            self.task.cancel()
-
-    @property
-    def status(self) -> int | None:
-        """The HTTP status that its client was told; None when it was told none."""
-        if self.refusal is not None:
-            return self.refusal.status
-        return None if self.upstream is None else self.upstream.status
-
-    def cut_refusal(self) -> Refusal:
-        """What it is told when it was cut before its answer began."""
-        if self.cut == "expired":
-            return MISSED
-        return Refusal(Reason.DRAINING, "This pod is shutting down; send the request again.")
-
-    def answer_headers(self) -> dict[str, str]:
-        """The ids that every answer carries, and what it says of the pod."""
-        return headers.own(self.request.headers, self.request_id, SERVER) | self.signals()
 
 
 @dataclass(slots=True)

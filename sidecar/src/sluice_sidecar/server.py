@@ -1,30 +1,24 @@
-"""The gate's door on 8080: routes, and one request's way from its headers to a permit.
+"""The gate's door on 8080: routes, and one request's way from its headers to its answer.
 
-Owns the requests in flight. Start reading at `Gate.handle`; what happens after admission is `proxy`, the decision is
-`admission`, the other port is `admin`.
+Owns the requests in flight. Start reading at `Gate.handle`; what leads to a verdict is `reception`, the decision is
+`admission`, what happens after it is `proxy`, the other port is `admin`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 
 from aiohttp import web
 
 from sluice_engine.config import LiveConfig
-from sluice_engine.core import terms
-from sluice_engine.core.terms import Terms
-from sluice_engine.errors import sentence
-from sluice_sidecar import attempts, bounds, estimate, overdue
-from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar import overdue
+from sluice_sidecar.admission import Admission
 from sluice_sidecar.api_keys import ApiKeys
-from sluice_sidecar.attempts import Attempt
 from sluice_sidecar.body import Body, HeldBodies
+from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.config import GateConfig
-from sluice_sidecar.counting import ExactCounts
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused
@@ -32,19 +26,17 @@ from sluice_sidecar.estimate import Route
 from sluice_sidecar.headers import client_id
 from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.identity import Callers
-from sluice_sidecar.ledger import Cost, Permit
 from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.measure import StreamTimes
 from sluice_sidecar.metrics import AdmissionCollector, FilesCollector, GateMetrics
 from sluice_sidecar.models import MODELS, is_models, models
-from sluice_sidecar.proxy import PATHS, Call, Proxy
+from sluice_sidecar.proxy import Proxy
+from sluice_sidecar.reception import Reception
 from sluice_sidecar.recorder import Recorder
 from sluice_sidecar.shedding import Effort, Shedding
 from sluice_sidecar.signals import Signals
 from sluice_sidecar.tracing import tracing
 from sluice_sidecar.trust import TrustedPeers
-
-log = logging.getLogger(__name__)
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
 _READ = frozenset(("GET", "HEAD"))
@@ -82,7 +74,7 @@ class Gate:
         self.callers = Callers(keys)
         self.files = files if files is not None else HotFiles(config, b"")
         self._trusted = TrustedPeers(config.trusted_peers)
-        self._counts = ExactCounts(self.engine.count_tokens, self._counts_busy)
+        self._reception = Reception(self.engine, self.admission, self.callers, self._trusted, self.metrics, clock)
         self.signals = Signals(self.admission, clock)
         self.metrics.registry.register(self.signals)
         self.metrics.registry.register(
@@ -203,7 +195,7 @@ class Gate:
     async def _serve(self, call: Call) -> web.StreamResponse | Refusal:
         if (refusal := self._unavailable()) is not None:
             return refusal
-        call.terms = self._terms(call.request)
+        call.terms = self._reception.terms(call.request)
         # Of a trusted peer's callers some may be of a class that is still let in.
         if (
             not self._trusted.includes(call.request.remote)
@@ -213,112 +205,21 @@ class Gate:
         await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
         self.metrics.request_bytes.inc(call.body.num_bytes)
         call.arrived_us = self.clock()
-        cost = await self._price(call)
+        cost = await self._reception.price(call)
         if isinstance(cost, Refusal):
             return cost
-        verdict = await self._enter(call, cost)
+        verdict = await self._reception.enter(call, cost)
         if isinstance(verdict, Refusal):
             return verdict
         times = call.times = StreamTimes(call.arrived_us, cost.longest_prompt_tokens)
         with verdict.held(self.clock), overdue.watched(call, times, self.clock):
             return await self._proxy.forward(call, verdict, times)
 
-    def _terms(self, request: web.BaseRequest) -> Terms:
-        """Who the caller is, and what it asks for beside the answer.
-
-        Raises:
-            Refused: a header breaks a rule, or the key is nobody's.
-        """
-        trusted = self._trusted.includes(request.remote)
-        if not trusted:
-            for name in terms.IDENTITY_HEADERS:
-                if name in request.headers:
-                    self.metrics.stripped_headers.labels(name).inc()
-        try:
-            asked = terms.parse(request.headers, trusted=trusted)
-        except terms.InvalidTerms as error:
-            message = sentence(f"Invalid {error.header!r}: {error.problem}")
-            raise Refused(Refusal(Reason.BAD_REQUEST, message, param=error.header)) from error
-        identified = self.callers.identify(request.headers, asked)
-        if isinstance(identified, Refusal):
-            raise Refused(identified)
-        bounded = bounds.added(identified, request.headers)
-        self._count_unreadable(bounded.unreadable)
-        return bounded.terms
-
-    def _attempt(self, call: Call) -> Attempt:
-        told = attempts.told(call.request.headers)
-        self._count_unreadable(told.unreadable)
-        return Attempt(told.number, attempts.body_key(call.terms.tenant, call.body.content))
-
-    def _count_unreadable(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            self.metrics.unreadable_headers.labels(name).inc()
-
-    async def _price(self, call: Call) -> Cost | Refusal:
-        """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
-        asked = estimate.parse(call.body.content, call.route)
-        call.terms = self.callers.named_by(asked.user, call.terms)
-        call.streamed = asked.streamed
-        call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
-        if (refusal := self._unavailable()) is not None:
-            return refusal
-        limits, pricing = self.admission.room.limits, self.admission.room.pricing
-        assert limits is not None, "an available engine has told its limits"
-        if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
-        problem = estimate.hopeless(asked, limits)
-        tokens = None
-        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
-            tokens = await self._counts.count(estimate.tokenize_body(call.body.content, asked))
-            self.metrics.tokenize.inc()
-            problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
-        if problem is not None:
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
-        cost = pricing.price(asked, limits, call.terms.tenant, tokens)
-        call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens)
-        return cost
-
-    async def _enter(self, call: Call, cost: Cost) -> Permit | Refusal:
-        """A permit or a refusal, after a short wait in line where that may help."""
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[Permit | Refusal] = loop.create_future()
-
-        def settle(verdict: Permit | Refusal) -> None:
-            if not settled.done():
-                settled.set_result(verdict)
-
-        call.attempt = self._attempt(call)
-        now_us = self.clock()
-        verdict = self.admission.enter(
-            call.request_id,
-            cost,
-            now_us,
-            settle,
-            waited_us=now_us - call.arrived_us,
-            terms=call.terms,
-            attempt=call.attempt,
-        )
-        if not isinstance(verdict, Ticket):
-            return verdict
-        ticket = verdict
-        timer = loop.call_later(
-            max(0, ticket.deadline_us - self.clock()) / 1e6, lambda: self.admission.expire(ticket, self.clock())
-        )
-        try:
-            return await settled
-        except asyncio.CancelledError:
-            self.admission.leave(ticket, self.clock())
-            raise
-        finally:
-            timer.cancel()
-            self.metrics.door_wait.observe((self.clock() - call.arrived_us) / 1e6)
-
     async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
         if (refusal := self._unavailable()) is not None:
             return answer(refusal)
         try:
-            self._terms(request)
+            self._reception.terms(request)
         except Refused as error:
             self.admission.count(error.refusal)
             return answer(error.refusal)
@@ -336,10 +237,6 @@ class Gate:
         return self.admission.refuse_busy(
             Reason.BODIES_HELD, f"the gate holds {held_mib} MiB of request bodies", self.clock()
         )
-
-    def _counts_busy(self) -> Refusal:
-        problem = "many prompts near the context length wait to be counted"
-        return self.admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self.clock())
 
     def _refuse_all(self) -> None:
         self.engine.life.draining = True

@@ -1,0 +1,142 @@
+"""What a request goes through between its headers and its verdict: who asks, what it costs, and the wait at the door.
+
+Owns the line for exact counts. Must not know what becomes of it afterwards. Start reading at `enter`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from aiohttp import web
+
+from sluice_engine.core import terms
+from sluice_engine.core.terms import Terms
+from sluice_engine.errors import sentence
+from sluice_sidecar import attempts, bounds, estimate
+from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.attempts import Attempt
+from sluice_sidecar.call import Call
+from sluice_sidecar.counting import ExactCounts
+from sluice_sidecar.engines.link import EngineLink
+from sluice_sidecar.errors import Reason, Refusal, Refused
+from sluice_sidecar.identity import Callers
+from sluice_sidecar.ledger import Cost, Permit
+from sluice_sidecar.metrics import GateMetrics
+from sluice_sidecar.trust import TrustedPeers
+
+
+class Reception:
+    """Takes a request in."""
+
+    def __init__(
+        self,
+        engine: EngineLink,
+        admission: Admission,
+        callers: Callers,
+        trusted: TrustedPeers,
+        metrics: GateMetrics,
+        clock: Callable[[], int],
+    ) -> None:
+        self._admission = admission
+        self._callers = callers
+        self._trusted = trusted
+        self._metrics = metrics
+        self._clock = clock
+        self._counts = ExactCounts(engine.count_tokens, self._counts_busy)
+
+    def terms(self, request: web.BaseRequest) -> Terms:
+        """Who the caller is, and what it asks for beside the answer.
+
+        Raises:
+            Refused: a header breaks a rule, or the key is nobody's.
+        """
+        trusted = self._trusted.includes(request.remote)
+        if not trusted:
+            for name in terms.IDENTITY_HEADERS:
+                if name in request.headers:
+                    self._metrics.stripped_headers.labels(name).inc()
+        try:
+            asked = terms.parse(request.headers, trusted=trusted)
+        except terms.InvalidTerms as error:
+            message = sentence(f"Invalid {error.header!r}: {error.problem}")
+            raise Refused(Refusal(Reason.BAD_REQUEST, message, param=error.header)) from error
+        identified = self._callers.identify(request.headers, asked)
+        if isinstance(identified, Refusal):
+            raise Refused(identified)
+        bounded = bounds.added(identified, request.headers)
+        self._count_unreadable(bounded.unreadable)
+        return bounded.terms
+
+    def _attempt(self, call: Call) -> Attempt:
+        told = attempts.told(call.request.headers)
+        self._count_unreadable(told.unreadable)
+        return Attempt(told.number, attempts.body_key(call.terms.tenant, call.body.content))
+
+    def _count_unreadable(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            self._metrics.unreadable_headers.labels(name).inc()
+
+    async def price(self, call: Call) -> Cost | Refusal:
+        """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
+        asked = estimate.parse(call.body.content, call.route)
+        call.terms = self._callers.named_by(asked.user, call.terms)
+        call.streamed = asked.streamed
+        call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
+        if (refusal := self._admission.refuse_unavailable()) is not None:
+            return refusal
+        limits, pricing = self._admission.room.limits, self._admission.room.pricing
+        assert limits is not None, "an available engine has told its limits"
+        if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
+        problem = estimate.hopeless(asked, limits)
+        tokens = None
+        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
+            tokens = await self._counts.count(estimate.tokenize_body(call.body.content, asked))
+            self._metrics.tokenize.inc()
+            problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
+        if problem is not None:
+            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
+        cost = pricing.price(asked, limits, call.terms.tenant, tokens)
+        call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens)
+        return cost
+
+    async def enter(self, call: Call, cost: Cost) -> Permit | Refusal:
+        """A permit or a refusal, after a short wait in line where that may help."""
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[Permit | Refusal] = loop.create_future()
+
+        def settle(verdict: Permit | Refusal) -> None:
+            if not settled.done():
+                settled.set_result(verdict)
+
+        call.attempt = self._attempt(call)
+        now_us = self._clock()
+        verdict = self._admission.enter(
+            call.request_id,
+            cost,
+            now_us,
+            settle,
+            waited_us=now_us - call.arrived_us,
+            terms=call.terms,
+            attempt=call.attempt,
+        )
+        if not isinstance(verdict, Ticket):
+            return verdict
+        ticket = verdict
+        timer = loop.call_later(
+            max(0, ticket.deadline_us - self._clock()) / 1e6, lambda: self._admission.expire(ticket, self._clock())
+        )
+        try:
+            return await settled
+        except asyncio.CancelledError:
+            self._admission.leave(ticket, self._clock())
+            raise
+        finally:
+            timer.cancel()
+            self._metrics.door_wait.observe((self._clock() - call.arrived_us) / 1e6)
+
+    def _counts_busy(self) -> Refusal:
+        problem = "many prompts near the context length wait to be counted"
+        return self._admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self._clock())
