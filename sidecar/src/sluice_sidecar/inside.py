@@ -68,6 +68,10 @@ class Inside:
             return self._peak.peak()
         return self._peak.peak_with([part.growth for part in self._asking(asking)])
 
+    def steps_until_room(self, asking: Sequence[Progress], ceiling_blocks: int) -> int:
+        """Steps until the choices of one more call would stay below the ceiling, if nobody else entered before."""
+        return self._peak.steps_until_room([part.growth for part in self._asking(asking)], ceiling_blocks)
+
     def _asking(self, choices: Sequence[Progress]) -> list[Part]:
         assert self._limits is not None, "nobody enters before the engine has told its limits"
         prefilling = sum(choice.prefilling for choice in choices)

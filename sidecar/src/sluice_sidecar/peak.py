@@ -155,6 +155,19 @@ class FuturePeak:
             last -= min(one.shared_blocks, self._most_shared(one.key, end))
         return max(peak, last)
 
+    def steps_until_room(self, growths: Sequence[Growth], ceiling_blocks: int) -> int:
+        """Steps until there is surely room for these below the ceiling, if nobody else enters before.
+
+        As if they held from the first what they come to hold at last: long prompts nearly do.
+        """
+        count = self._count
+        own = sum(-(-(one.held + one.grows) // self._block_tokens) for one in growths)
+        held = self._blocks[:count] - self._shared[:count]
+        # From the last end on backwards: the most that is held from there on.
+        most = np.maximum.accumulate(held[::-1])
+        first = count - int(most.searchsorted(ceiling_blocks - own, "right"))
+        return int(self._ends[first - 1]) if first else 0
+
     def _blocks_of(self, one: Growth, count: int) -> Ints:
         """What it holds at the first `count` ends, none of which is later than its own."""
         tokens = self._ends[:count] - one.prefill_steps

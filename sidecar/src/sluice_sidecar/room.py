@@ -6,6 +6,7 @@ refusal says, or HTTP. Pure: the clock comes in with each call.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sluice_engine.config import LiveConfig
@@ -20,6 +21,8 @@ from sluice_sidecar.measure import RecentMost
 from sluice_sidecar.pricing import Pricing
 from sluice_sidecar.state import Freshness
 
+# What is expected of an answer is a high quantile; of lengths spread as those of chats the mean has this much of it.
+MEAN_OF_EXPECTED = 0.7
 # What stale state costs: room for what the engine did since.
 STALE_FACTOR = 0.8
 
@@ -217,6 +220,21 @@ class Room:
         # Those inside may be slower than those that left: they have stayed this long already.
         return needed * max(mean_us, self.ledger.mean_age_us(now_us)) // inside
 
+    def _time_to_room_us(self, limits: Limits, cost: Cost, excess: int, ceiling: int, now_us: int) -> int | None:
+        """Time until the future peak would have room for a call; None while no stay was measured.
+
+        At the rate at which blocks are released it comes too early: those that stay go on growing. Where each stays as
+        long as is expected of it, as if nobody were shorter, it comes too late. The geometric mean of both is told.
+        """
+        soon_us = self.time_for(excess, self.ledger_blocks(), now_us)
+        if soon_us is None:
+            return None
+        inside = self._inside(now_us)
+        steps = inside.steps_until_room(tuple(map(progress_of, cost.choices)), ceiling)
+        step_us = limits.decode_step_us(inside.choices) * self.learned.pace.factor(now_us)
+        late_us = steps * step_us * MEAN_OF_EXPECTED
+        return int(math.sqrt(soon_us * max(soon_us, late_us)))
+
     # Whether one more fits, cheap tests first.
 
     def look(self, cost: Cost, now_us: int, waited_us: int, *, ceiling_percent: int = 100) -> Look:
@@ -240,7 +258,7 @@ class Room:
         ceiling = look.ceiling_blocks = self.ceiling_blocks(now_us, ceiling_percent)
         peak = look.peak_blocks = self.peak_blocks(now_us, cost)
         if peak > ceiling:
-            wait_us = self.time_for(peak - ceiling, self.ledger_blocks(), now_us)
+            wait_us = self._time_to_room_us(limits, cost, peak - ceiling, ceiling, now_us)
             problem = f"with this request the KV cache would come to hold {peak} blocks, and {ceiling} may be used"
             look.held = Held(Reason.KV_PEAK, problem, wait_us)
             return look
