@@ -1,11 +1,13 @@
 """Overload: what the gate promises, each with a control that must fail, in the simulator with the gate's real classes.
 
-`--only NAME` runs one experiment (again for more). How each bar is measured stands in its experiment's file.
+`--only NAME` runs one experiment (again for more), `--live` a shorter one against the real engine in processes of its
+own. How each bar is measured stands in its experiment's file.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import time
@@ -29,6 +31,10 @@ def found(name: str, *, quick: bool) -> tuple[str, Findings, float]:
 def main() -> int:
     args = arguments(__doc__ or "", _options)
     report = Report("overload")
+    if args.live:
+        findings = asyncio.run(import_module("experiments.live").run(quick=args.quick))
+        report.bars, report.data = findings.bars, findings.data
+        return report.finish()
     names = args.only or EXPERIMENTS
     with ProcessPoolExecutor(min(len(names), len(os.sched_getaffinity(0)))) as pool:
         for name, findings, seconds in pool.map(_quick if args.quick else _whole, names):
@@ -48,7 +54,7 @@ def _whole(name: str) -> tuple[str, Findings, float]:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", choices=EXPERIMENTS, help="this experiment alone; again for more")
-    parser.add_argument()
+    parser.add_argument("--live", action="store_true", help="against the real engine, shorter")
 
 
 if __name__ == "__main__":
