@@ -300,6 +300,18 @@ async def test_a_client_that_leaves_frees_the_engine(server: ForeignServer, tmp_
         await empty(gate.gate)
 
 
+async def test_an_engine_that_knows_no_deadlines_is_rid_of_what_misses_one(
+    server: ForeignServer, tmp_path: Path
+) -> None:
+    async with gate_before(server, tmp_path) as gate:
+        server.hold_token[1] = asyncio.Event()
+        async with gate.post(headers={"x-sluice-timeout-ms": "300"}) as response:
+            text = await response.text()
+        assert "deadline_missed" in text
+        await until(lambda: server.aborted == 1)
+        await empty(gate.gate)
+
+
 async def test_what_ran_before_the_gate_started_is_counted(server: ForeignServer, tmp_path: Path) -> None:
     async with gate_before(server, tmp_path) as gate, aiohttp.ClientSession() as client:
         hold = server.hold_token[1] = asyncio.Event()

@@ -51,7 +51,6 @@ _BUSY = frozenset((429, 503))
 class ForeignEngine:
     """vLLM, SGLang or llama.cpp as the gate sees it."""
 
-    enforces_deadlines = False
     keeps_steps = False
 
     def __init__(

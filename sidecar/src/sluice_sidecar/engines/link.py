@@ -21,8 +21,6 @@ from sluice_sidecar.life import EngineLife
 class EngineLink(Protocol):
     """The engine as the gate sees it."""
 
-    enforces_deadlines: bool
-    """Whether it ends by itself what misses a bound; else the gate has to."""
     keeps_steps: bool
     """Whether it tells its steps and its step table."""
     life: EngineLife

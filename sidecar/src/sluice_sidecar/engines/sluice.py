@@ -38,7 +38,6 @@ _MEANINGS = {429: Reason.ENGINE_OVERLOADED, 503: Reason.ENGINE_LOADING, 504: Rea
 class SluiceEngine:
     """Sluice's own engine as the gate sees it."""
 
-    enforces_deadlines = True
     keeps_steps = True
 
     def __init__(self, socket_path: str, admission: Admission, clock: Callable[[], int], interval_us: int) -> None:
