@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
+from sluice_engine.core.terms import Terms
 from sluice_sidecar.ledger import Cost
 from sluice_simulator.run import World
 
@@ -25,15 +26,22 @@ def sizes(seconds: float, *, guard: bool) -> Ran:
         for replica in world.replicas:
             assert replica.gate is not None, "an experiment with a gate"
             replica.gate.sizes.kept_for = nobody  # type: ignore[method-assign]  # an experiment's
+            replica.gate.sizes.is_ahead = never  # type: ignore[method-assign]
 
     load = chat([(2.0 * CHAT_CAPACITY, 1)], retries=NO_RETRIES)
     return ran(scene([load], WARMUP_S + seconds, warmup_s=WARMUP_S), None if guard else without)
 
 
-def nobody(service_class: str, cost: Cost, now_us: int) -> Cost | None:
+def nobody(terms: Terms, cost: Cost, now_us: int) -> Cost | None:
     """Room is kept for nobody."""
-    del service_class, cost, now_us
+    del terms, cost, now_us
     return None
+
+
+def never(terms: Terms, cost: Cost) -> bool:
+    """No size goes before another."""
+    del terms, cost
+    return False
 
 
 def decile_ratio(one: Ran) -> tuple[float, list[float]]:

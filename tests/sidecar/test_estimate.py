@@ -165,3 +165,13 @@ def test_other_scripts_cost_more_tokens_a_byte() -> None:
     (ascii_choice,), (chinese,) = priced(chat("x" * 300, max_tokens=1)), priced(chat("语" * 100, max_tokens=1))
 
     assert chinese.prompt_tokens > ascii_choice.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("priority", "behind"),
+    [(1, True), (10**30, True), (0, False), (-5, False), (True, False), ("9", False), (1.5, False), (None, False)],
+)
+def test_a_priority_above_zero_puts_it_behind_its_callers_others(priority: object, *, behind: bool) -> None:
+    body = json.dumps({"messages": [], "priority": priority}).encode()
+
+    assert estimate.parse(body, "chat").behind == behind

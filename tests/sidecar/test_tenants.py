@@ -92,6 +92,54 @@ def test_the_share_of_a_tenant_is_told_among_those_that_are_here() -> None:
     assert tenants.shares_percent("a") == (75, 25)
 
 
+SHORT, LONG = (Cost((ChoiceCost(tokens, 10),)) for tokens in (100, 900))
+
+
+def crowded() -> Tenants:
+    """One has four fifths of what runs, two others a tenth each."""
+    tenants = Tenants(())
+    for name, booked_us in (("flood", 8_000), ("a", 1_000), ("b", 1_000)):
+        tenants.start(name, name, booked_us)
+    return tenants
+
+
+def test_who_has_more_than_its_share_leaves_room_for_those_that_asked_within_a_second() -> None:
+    tenants = crowded()
+    tenants.asked("a", SHORT, 0)
+    tenants.asked("b", LONG, S // 2)
+    tenants.asked("flood", LONG, S // 2)
+
+    assert tenants.kept_from("flood", S // 2) == LONG.choices + SHORT.choices
+    assert tenants.kept_from("flood", S + 1) == LONG.choices, "a asks no more: its share may be borrowed"
+    assert tenants.kept_from("flood", 2 * S) == ()
+    assert tenants.kept_from("a", S // 2) == (), "who has less than its share leaves room for nobody"
+
+
+def test_room_is_kept_for_two_and_no_more() -> None:
+    tenants = crowded()
+    for name in ("c", "a", "b"):
+        tenants.asked(name, SHORT, 0)
+
+    assert len(tenants.kept_from("flood", 0)) == 2
+
+
+def test_who_asked_long_ago_is_forgotten() -> None:
+    tenants = Tenants(())
+    for number in range(5_000):
+        tenants.asked(f"user-{number}", SHORT, number * S // 100)
+
+    assert len(tenants._recent) <= 101
+
+
+def test_a_tenant_is_crowded_where_another_has_twice_its_own_share() -> None:
+    tenants = crowded()
+    assert tenants.is_crowded("a")
+    assert tenants.is_crowded("new")
+    assert not tenants.is_crowded("flood")
+    tenants.end("flood", 8_000)
+    assert not tenants.is_crowded("a"), "two that have the same"
+
+
 def test_names_from_outside_do_not_fill_the_memory() -> None:
     tenants = Tenants(())
     for number in range(5 * MAX_IDLE):

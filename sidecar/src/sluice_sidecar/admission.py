@@ -244,6 +244,7 @@ class Admission:
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
         """Look for room; without, a place at the door where waiting may help."""
+        self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
         look = self._look(ticket, now_us)
         ticket.decision.looked(look)
         if (refusal := deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)) is not None:
@@ -303,10 +304,9 @@ class Admission:
         return None
 
     def _is_kept_for(self, ticket: Ticket, blocker: Ticket, now_us: int) -> bool:
-        service_class = ticket.terms.service_class
-        if service_class != blocker.terms.service_class:
+        if ticket.terms.service_class != blocker.terms.service_class:
             return False
-        kept = self.sizes.kept_for(service_class, blocker.cost, now_us)
+        kept = self.sizes.kept_for(blocker.terms, blocker.cost, now_us)
         return kept is not None and self.sizes.is_as_large(ticket.cost, kept)
 
     def _blocker(self, ticket: Ticket, now_us: int) -> Ticket | None:
@@ -322,14 +322,21 @@ class Admission:
         return first
 
     def _look(self, ticket: Ticket, now_us: int) -> Look:
-        """The room there is for it, and that it leaves for a longer one."""
+        """The room there is for it, and that it leaves: for other tenants, and for a longer request."""
         service_class, cost = ticket.terms.service_class, ticket.cost
         look = self.classes.look(service_class, cost, self.room, now_us, now_us - ticket.arrived_us)
         if look.held is None:
             look.held = deadlines.held_by_own_promise(look, ticket.terms, now_us - ticket.arrived_us)
         if look.held is not None:
             return look
-        kept = self.sizes.kept_for(service_class, cost, now_us)
+        others = self.tenants.kept_from(ticket.terms.tenant, now_us)
+        if others:
+            beside = self.classes.look(service_class, Cost(cost.choices + others), self.room, now_us, 0)
+            if beside.held is not None:
+                problem = self._over_share(ticket)
+                look.held = Held(Reason.TENANT_SHARE, problem, beside.held.wait_us)
+                return look
+        kept = self.sizes.kept_for(ticket.terms, cost, now_us)
         if kept is None:
             return look
         both = self.classes.look(service_class, Cost(cost.choices + kept.choices), self.room, now_us, 0)
@@ -355,6 +362,10 @@ class Admission:
             # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.
             if held.wait_us + ahead_us > 2 * wait_us:
                 return 0
+        if self.sizes.is_ahead(ticket.terms, ticket.cost) and not self.tenants.is_crowded(ticket.terms.tenant):
+            problem = "longer requests, which are let in less often, go before those that have to wait"
+            ticket.held = Held(Reason.SIZE_GUARD, problem, held.wait_us)
+            return 0
         bounds_us = [bound for bound in (ticket.terms.bound_us, ticket.terms.door_us) if bound is not None]
         return min([wait_us, *(bound - waited_us for bound in bounds_us)])
 
@@ -366,7 +377,7 @@ class Admission:
         self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
         self._count("admitted", ticket, now_us)
         ticket.decision.admitted(now_us)
-        self.sizes.admitted(ticket.terms.service_class, ticket.cost, now_us)
+        self.sizes.admitted(ticket.terms, ticket.cost, now_us)
         engine_us = expected_us(ticket.cost, self.room.limits)
         self.tenants.start(ticket.terms.tenant, ticket.request_id, engine_us)
         return self.room.reserve(ticket.request_id, ticket.cost, look, now_us)
@@ -404,6 +415,10 @@ class Admission:
         )
         return Refusal(Reason.TENANT_QUOTA, message, retry_us, rate_limit=quota)
 
+    def _over_share(self, ticket: Ticket) -> str:
+        has, due = self.tenants.shares_percent(ticket.terms.tenant)
+        return f"this tenant has {has} % of what runs, its share is {due} %, and others ask for theirs"
+
     def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
         held = ticket.held
@@ -411,10 +426,9 @@ class Admission:
         self._count("shed", ticket, now_us)
         has, due = self.tenants.shares_percent(ticket.terms.tenant)
         if has > due and self._queue.others_wait(ticket):
-            problem = f"this tenant has {has} % of what runs, its share is {due} %, and others wait"
-            held = Held(Reason.TENANT_SHARE, problem, held.wait_us)
-        else:
-            self.sizes.refused(ticket.terms.service_class, ticket.cost, now_us)
+            held = Held(Reason.TENANT_SHARE, self._over_share(ticket), held.wait_us)
+        elif held.reason is not Reason.TENANT_SHARE:
+            self.sizes.refused(ticket.terms, ticket.cost, now_us)
         self.retry_budget.refused(ticket.terms.service_class, now_us)
         self._may_come_back(ticket, now_us)
         return self._refuse_busy(held, now_us)

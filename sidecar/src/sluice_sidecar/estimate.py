@@ -51,6 +51,8 @@ class Asked:
     """The body's field that holds the prompt."""
     max_tokens_param: str = "max_tokens"
     """The field in which the length of the answer was asked for."""
+    behind: bool = False
+    """Whether its caller puts it behind its own other requests: a `priority` above 0."""
     user: str = ""
     """Whom the caller asks for, in its own words."""
     streamed: bool = False
@@ -126,6 +128,7 @@ def parse(body: bytes, route: Route) -> Asked:
         param="messages" if route == "chat" else "prompt",
         streamed=data.get("stream") is True,
         max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
+        behind=_positive(data.get("priority")) is not None,
         user=user if isinstance(user := data.get("user"), str) else "",
     )
 

@@ -99,7 +99,7 @@ class Reception:
         if problem is not None:
             return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
         cost = pricing.price(asked, limits, call.terms.tenant, tokens)
-        call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens)
+        call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens, behind=asked.behind)
         return cost
 
     async def enter(self, call: Call, cost: Cost) -> Permit | Refusal:

@@ -11,16 +11,22 @@ Queueing, 1996.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_engine.config import TenantConfig
-from sluice_sidecar.ledger import Cost
+from sluice_sidecar.ledger import ChoiceCost, Cost
 from sluice_sidecar.limits import Limits
 from sluice_sidecar.progress import Progress
 
 # Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
 _SCALE = 1000
+# Who has asked within this time may ask again at once: room is kept for it from those that have more than their share.
+# A share that nobody asks for is there for others after it.
+RECENT_US = 1_000_000
+# For so many of them.
+KEPT_FOR = 2
 # Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
 MAX_IDLE = 1024
 
@@ -62,6 +68,8 @@ class Tenants:
         """Tenants with nothing here that are kept for what they have overdrawn, the longest kept first."""
         self._bookings: dict[str, tuple[str, int]] = {}
         """Tenant and estimate of each request inside."""
+        self._recent: OrderedDict[str, tuple[int, Cost]] = OrderedDict()
+        """When each tenant asked last, and for what; the last to ask at the end."""
         self._virtual_time = 0
         """Virtual service at which the last request started: it never falls."""
         self._booked_us = 0
@@ -88,6 +96,38 @@ class Tenants:
         """Its service over its weight: the least is due next."""
         account = self._accounts.get(tenant)
         return self._virtual_time if account is None else account.virtual
+
+    def asked(self, tenant: str, cost: Cost, now_us: int) -> None:
+        """A request of it has come."""
+        self._recent[tenant] = now_us, cost
+        self._recent.move_to_end(tenant)
+        while now_us - self._recent[next(iter(self._recent))][0] > RECENT_US:
+            self._recent.popitem(last=False)
+
+    def kept_from(self, tenant: str, now_us: int) -> tuple[ChoiceCost, ...]:
+        """What must still find room beside a request of a tenant that has more than its share; nothing for others."""
+        has, due = self.shares_percent(tenant)
+        kept: tuple[ChoiceCost, ...] = ()
+        if has <= due:
+            return kept
+        found = 0
+        for name in reversed(self._recent):
+            asked_us, cost = self._recent[name]
+            if now_us - asked_us > RECENT_US or found == KEPT_FOR:
+                return kept
+            has, due = self.shares_percent(name)
+            if name != tenant and has < due:
+                kept += cost.choices
+                found += 1
+        return kept
+
+    def is_crowded(self, tenant: str) -> bool:
+        """Whether it has less than its share while another has twice its own or more."""
+        has, due = self.shares_percent(tenant)
+        return has < due and any(
+            account.booked_us * self._active_weight > 2 * account.weight * self._booked_us
+            for account in self._accounts.values()
+        )
 
     def waits(self, tenant: str) -> None:
         """One more request of it waits."""
