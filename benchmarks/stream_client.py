@@ -6,6 +6,7 @@ A chunk's text is the time at which the paced engine sent it.
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
 from collections import Counter, deque
@@ -141,14 +142,15 @@ async def run_streams(
     for client in clients:
         await connect(address, client)
         idle.append(client)
-    request, started = chat(tokens), loop.time()
+    request, started, rng = chat(tokens), loop.time(), random.Random(1)
     due, end = started, started + warm_s + measure_s
     while due < end:
         await pause_until(due)
         seen.counting = due - started >= warm_s
         if idle:
             idle.popleft().ask(request)
-        due += stream_s / streams
+        # Not in step with the chunks, or half of all streams would have theirs at the same moment.
+        due += rng.uniform(0.5, 1.5) * stream_s / streams
     seen.counting = False
     for client in clients:
         client.close()
