@@ -70,6 +70,16 @@ def with_chunk(chunk: int | None, per_request: int | None, itl_us: int = 100_000
     return found
 
 
+def test_another_engine_fills_its_own_chunk_under_any_promise() -> None:
+    theirs = Limits.from_state(ready_state(engine="vllm"), live_config())
+    assert theirs is not None
+
+    tighter = theirs.under(live_config(itl_us=11_000))
+
+    assert [found.chunk_tokens(4) for found in (theirs, tighter)] == [256, 256]
+    assert limits().under(live_config(itl_us=11_000)).chunk_tokens(4) == 20
+
+
 class Linear(PlanningProfile):
     """The step times of `ready_state`, and half a microsecond a prior pair."""
 

@@ -142,9 +142,11 @@ def too_long_an_answer(asked: Asked, limits: Limits) -> str | None:
     """Why the answer that is asked for could never fit, whatever the prompt is."""
     if asked.max_tokens is None or limits.unfit_reason(1, asked.max_tokens) is None:
         return None
+    # What was asked beyond the bound was read as the bound: no number is told that nobody sent.
+    least = "" if asked.max_tokens < MOST_OUTPUT_TOKENS else "at least "
     return (
-        f"an answer of {asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's context "
-        f"length is {limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
+        f"an answer of {least}{asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's "
+        f"context length is {limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
     )
 
 

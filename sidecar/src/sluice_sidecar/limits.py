@@ -40,12 +40,15 @@ class Limits:
     decode_curve_us: tuple[tuple[int, int], ...] = ()
     chunk: LiveSchedulingConfig
     """What is set for every step; the engine obeys it also where more would fit."""
+    fills_tokens: int | None = None
+    """What another engine fills every step with, whatever the promise says."""
 
     @classmethod
     def from_state(cls, state: EngineState, live: LiveConfig) -> Limits | None:
         """The limits of a ready engine; None while it has not derived any."""
         if state.pool is None or state.derived is None or state.step_cost is None:
             return None
+        fills_tokens = None if state.engine == "sluice" else max(1, state.derived.chunk_ceiling_tokens)
         prefill = state.prefill_cost or PrefillCost(
             per_token_ns=state.step_cost.per_prefill_token_ns, per_prior_pair_ps=0
         )
@@ -62,12 +65,14 @@ class Limits:
             per_prefill_token_ns=prefill.per_token_ns,
             per_prior_pair_ps=prefill.per_prior_pair_ps,
             decode_curve_us=tuple(sorted(state.decode_curve_us)),
-            chunk=_chunk(state, live),
+            chunk=_chunk(live, fills_tokens),
+            fills_tokens=fills_tokens,
         )
 
     def under(self, live: LiveConfig) -> Limits:
         """The same engine under another promise, until its state says what it makes of it."""
-        return replace(self, inter_token_latency_us=live.slo.inter_token_latency_us, chunk=live.scheduling)
+        chunk = _chunk(live, self.fills_tokens)
+        return replace(self, inter_token_latency_us=live.slo.inter_token_latency_us, chunk=chunk)
 
     @property
     def pool_tokens(self) -> int:
@@ -138,11 +143,10 @@ class Limits:
         return steps * self.decode_step_us(decodes) + prefill_ns // 1000
 
 
-def _chunk(state: EngineState, live: LiveConfig) -> LiveSchedulingConfig:
-    """Another engine fills its own chunk in every step, whatever the promise says."""
-    if state.engine == "sluice" or live.scheduling.prefill_chunk_tokens is not None or state.derived is None:
+def _chunk(live: LiveConfig, fills_tokens: int | None) -> LiveSchedulingConfig:
+    if fills_tokens is None or live.scheduling.prefill_chunk_tokens is not None:
         return live.scheduling
-    return replace(live.scheduling, prefill_chunk_tokens=max(1, state.derived.chunk_ceiling_tokens))
+    return replace(live.scheduling, prefill_chunk_tokens=fills_tokens)
 
 
 class Ceiling:
