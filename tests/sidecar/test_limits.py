@@ -193,6 +193,24 @@ def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], 
 
 
 @pytest.mark.parametrize(
+    ("storms", "second", "share"),
+    [
+        pytest.param([1], 16, 0.855 + 0.05, id="after-the-first-storm-it-rises-fast"),
+        pytest.param([1, 41], 60, 0.855 + 5 * 0.1 / 60, id="fast-into-the-next-it-rises-slowly"),
+        pytest.param(
+            [1, 41, 121], 140, 0.95 * 0.9 + 5 * 0.1 / 60, id="slowly-as-long-as-they-come-within-five-minutes"
+        ),
+        pytest.param([1, 141], 156, 0.855 + 0.05, id="two-minutes-later-it-is-another-storm"),
+        pytest.param([1, 41, 401], 416, 0.855 + 0.05, id="five-clean-minutes-are-forgiven"),
+    ],
+)
+def test_a_ceiling_that_rose_into_the_next_storm_rises_slowly(storms: list[int], second: int, share: float) -> None:
+    found = steered([(at, 4) for at in storms], until_us=second * S)
+
+    assert found.share == pytest.approx(share, abs=0.002)
+
+
+@pytest.mark.parametrize(
     ("events", "percent", "share"),
     [
         pytest.param([], 80, 0.8, id="a-lower-top-binds-at-once"),

@@ -16,6 +16,10 @@ WINDOW_US = 5_000_000
 RATE_HORIZON_US = 30_000_000
 CLEAN_AFTER_US = 10_000_000
 RISE_PER_S = 0.05
+# So fast it meets the next storm with a crowd of young requests, which all grow together (docs/decisions/0014).
+SLOW_RISE_PER_S = 0.1 / 60
+RELAPSE_US = 120_000_000
+FORGET_US = 300_000_000
 FALL = 0.9
 FLOOR = 0.5
 _MINUTE_US = 60_000_000
@@ -154,7 +158,7 @@ class Ceiling:
 
     A window of 5 s is bad when it had a preemption and the rate over 30 s is above the limit: × 0.9, not below 0.5.
     Clean for 10 s, with no bad window and no preemption that would make one: + 0.05 a second, up to the configured
-    ceiling.
+    ceiling. Where that brought the next bad window within two minutes: + 0.1 a minute, until five minutes were clean.
     """
 
     def __init__(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
@@ -165,6 +169,9 @@ class Ceiling:
         self._window_from_us: int | None = None
         self._window_count = 0
         self._bad_until_us: int | None = None
+        self._rises_slowly = False
+        self._storm_us: int | None = None
+        """When the last bad window ended, once clean time has passed since."""
         self._risen_us = 0
 
     def configure(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
@@ -188,6 +195,7 @@ class Ceiling:
             self._events.clear()
             self._risen_us = now_us
             self._bad_until_us = None if self._bad_until_us is None else min(self._bad_until_us, now_us)
+            self._storm_us = None
         if new:
             self._events.append((now_us, new))
             self._window_count += new
@@ -196,7 +204,10 @@ class Ceiling:
         if now_us - self._window_from_us >= WINDOW_US:
             if self._window_count and self.per_minute(now_us) > self._limit_per_minute:
                 self.share = max(FLOOR, self.share * FALL)
-                self._bad_until_us = now_us
+                if self._storm_us is not None:
+                    quiet_us = now_us - self._storm_us
+                    self._rises_slowly = quiet_us <= (FORGET_US if self._rises_slowly else RELAPSE_US)
+                self._storm_us, self._bad_until_us = None, now_us
             self._window_from_us, self._window_count = now_us, 0
         self._rise(now_us)
 
@@ -212,7 +223,10 @@ class Ceiling:
             return
         clean_from_us = max(self._bad_until_us + CLEAN_AFTER_US, self._risen_us)
         if now_us > clean_from_us:
-            self.share = min(self._top, self.share + RISE_PER_S * (now_us - clean_from_us) / 1_000_000)
+            self._storm_us = self._bad_until_us
+            self._rises_slowly &= now_us - self._bad_until_us <= FORGET_US
+            rise_per_s = SLOW_RISE_PER_S if self._rises_slowly else RISE_PER_S
+            self.share = min(self._top, self.share + rise_per_s * (now_us - clean_from_us) / 1_000_000)
             self._risen_us = now_us
 
 
