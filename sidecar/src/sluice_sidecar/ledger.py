@@ -72,25 +72,26 @@ class Cost:
     matches: tuple[Match, ...] = ()
     """By choice: what was known of its prompt's beginning, where the price was made from a body."""
 
-    @property
-    def prompt_tokens(self) -> int:
-        """Prompt tokens, over all choices, whether computed already or not."""
-        return sum(choice.prompt_tokens for choice in self.choices)
+    # Sums over all choices, made once: a decision reads them twenty times.
+    prompt_tokens: int = field(init=False, repr=False, compare=False)
+    """Prompt tokens, whether computed already or not."""
+    max_tokens: int = field(init=False, repr=False, compare=False)
+    """Output tokens asked for."""
+    prefill_tokens: int = field(init=False, repr=False, compare=False)
+    """Prompt tokens to compute."""
+    decode_tokens: int = field(init=False, repr=False, compare=False)
+    """Output tokens to expect."""
 
-    @property
-    def max_tokens(self) -> int:
-        """Output tokens asked for, over all choices."""
-        return sum(choice.max_tokens for choice in self.choices)
-
-    @property
-    def prefill_tokens(self) -> int:
-        """Prompt tokens to compute, over all choices."""
-        return sum(choice.prompt_tokens - choice.cached_tokens for choice in self.choices)
-
-    @property
-    def decode_tokens(self) -> int:
-        """Output tokens to expect, over all choices."""
-        return sum(choice.output_tokens for choice in self.choices)
+    def __post_init__(self) -> None:
+        """Sum up."""
+        prompt_tokens = sum([choice.prompt_tokens for choice in self.choices])
+        for name, tokens in (
+            ("prompt_tokens", prompt_tokens),
+            ("max_tokens", sum([choice.max_tokens for choice in self.choices])),
+            ("prefill_tokens", prompt_tokens - sum([choice.cached_tokens for choice in self.choices])),
+            ("decode_tokens", sum([choice.output_tokens for choice in self.choices])),
+        ):
+            object.__setattr__(self, name, tokens)
 
     @property
     def expected_output_tokens(self) -> int | None:
