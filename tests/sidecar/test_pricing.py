@@ -300,3 +300,13 @@ def test_the_length_of_a_prompt_is_learned_from_the_answer_where_no_state_lists_
         )  # of two prompts together
 
     assert learner.pricing.ratio.tokens_per_byte == pytest.approx(180 / len(LONG))
+
+
+def test_what_is_left_of_a_block_is_no_wrong_credit(learner: Learner) -> None:
+    computed(learner, chat(LONG), prompt=197)
+    for _ in range(30):
+        cached = learner.cost(chat(LONG, "And then?")).choices[0].cached_tokens
+        learner.see(running(learner.enter(chat(LONG, "And then?")), prompt=210, cached=cached))
+
+    assert learner.pricing.prefixes.share == 1.0
+    assert learner.cost(chat(LONG, "And then?")).choices[0].cached_tokens == cached > 100

@@ -118,7 +118,7 @@ class Prefixes:
             self._held_tokens -= tokens
 
     def judge(self, matched_tokens: int, found_tokens: int) -> None:
-        """The engine has begun a request that was matched: what it found of that."""
+        """The engine has begun a request that was matched: what it found of that, both in whole blocks."""
         found_tokens = min(found_tokens, matched_tokens)
         self._found = self._found * DECAY + found_tokens
         self._matched = self._matched * DECAY + matched_tokens

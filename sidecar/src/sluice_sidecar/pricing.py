@@ -54,6 +54,7 @@ class Pricing:
         self._boot_id = ""
         self._pool_tokens = 0
         """What the engine may share of earlier prompts; 0 where it shares nothing, or does not say."""
+        self._block_tokens = 1
 
     def price(self, asked: Asked, limits: Limits, tenant: str = "", exact_tokens: int | None = None) -> Cost:
         """The cost of a call. `exact_tokens` is the counted length of its largest prompt, where it was counted."""
@@ -131,6 +132,7 @@ class Pricing:
             self.prefixes.forget()
         shares = state.prefix is not None and state.prefix.enabled and state.pool is not None
         self._pool_tokens = state.pool.total_blocks * state.pool.block_tokens if shares and state.pool else 0
+        self._block_tokens = state.pool.block_tokens if state.pool is not None else 1
         for request in state.requests:
             call = self._admitted.get(request.id)
             if call is not None and (call.unbegun or call.uncomputed):
@@ -178,7 +180,9 @@ class Pricing:
     def _begun(self, call: _Admitted, choice: int, cached_tokens: int) -> None:
         if choice in call.unbegun:
             call.unbegun.discard(choice)
-            self.prefixes.judge(call.cost.matches[choice].tokens, cached_tokens)
+            # It finds whole blocks: what is left of one is no wrong credit.
+            matched_tokens = call.cost.matches[choice].tokens // self._block_tokens * self._block_tokens
+            self.prefixes.judge(matched_tokens, cached_tokens)
 
     def _computed(self, call: _Admitted, choice: int, prompt_tokens: int) -> None:
         if choice in call.uncomputed:
