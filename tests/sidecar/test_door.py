@@ -305,3 +305,22 @@ def test_short_requests_are_told_that_room_is_kept() -> None:
     assert "longer requests" in next(
         v.message for v in storm.pod.verdicts.values() if isinstance(v, Refusal) and v.reason is Reason.SIZE_GUARD
     )
+
+
+def test_a_flood_that_must_leave_room_does_not_stand_in_the_way_of_those_it_is_left_for() -> None:
+    pod = Pod(slots=10, blocks=200)
+    for _ in range(6):
+        pod.admit("flood")
+    for name in ("a", "b"):
+        pod.admit(name)
+    held = waits(pod.ask("flood"))
+    assert held.held is not None
+    assert held.held.reason is Reason.TENANT_SHARE
+    assert "has 75 % of what runs, its share is 33 %" in held.held.problem
+
+    pod.admit("a")
+
+    assert held.verdict is None
+    pod.now_us += S + 1
+    pod.observe()
+    assert isinstance(held.verdict, Permit), "the others ask no more: what they leave may be borrowed"

@@ -29,7 +29,7 @@ from sluice_sidecar.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
 from sluice_sidecar.retry_budget import SPENT, RetryBudget
 from sluice_sidecar.room import Held, Look, Room
 from sluice_sidecar.sizes import SizeGuard
-from sluice_sidecar.tenants import Tenants, expected_us, used_tokens, used_us
+from sluice_sidecar.tenants import KEPT_PERCENT, Tenants, expected_us, used_tokens, used_us
 
 __all__ = ["MISSED", "Admission", "Ticket"]
 
@@ -39,6 +39,8 @@ LEAST_DOOR = 4
 PROBE_COST = Cost((ChoiceCost(prompt_tokens=64, max_tokens=64),))
 
 _NO_TERMS = Terms()
+# Room that is there, and kept for certain others: those go before whoever is held by this.
+_KEPT_FOR_OTHERS = frozenset((Reason.SIZE_GUARD, Reason.TENANT_SHARE))
 
 _UNAVAILABLE = {
     Reason.DRAINING: "This pod is shutting down and takes no new requests; send the request again.",
@@ -249,6 +251,8 @@ class Admission:
         ticket.decision.looked(look)
         if (refusal := deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)) is not None:
             return refusal
+        if look.held is None and not len(self._queue):
+            return self._admit(ticket, look, now_us)
         self._queue.push(ticket)
         blocker = self._blocker(ticket, now_us)
         if look.held is None and blocker is None:
@@ -288,7 +292,7 @@ class Admission:
             if look.held is None:
                 return ticket, self._admit_waiting(ticket, look, now_us)
             ticket.held = look.held
-            if look.held.reason is Reason.SIZE_GUARD:
+            if look.held.reason in _KEPT_FOR_OTHERS:
                 return self._next_kept_for(ticket, now_us)
             # Its class is full; a more urgent one that it stands before by its age may not be.
             if look.held.reason is not Reason.CLASS_CEILING:
@@ -306,6 +310,8 @@ class Admission:
     def _is_kept_for(self, ticket: Ticket, blocker: Ticket, now_us: int) -> bool:
         if ticket.terms.service_class != blocker.terms.service_class:
             return False
+        if blocker.held is not None and blocker.held.reason is Reason.TENANT_SHARE:
+            return not self.tenants.kept_from(ticket.terms.tenant, now_us)
         kept = self.sizes.kept_for(blocker.terms, blocker.cost, now_us)
         return kept is not None and self.sizes.is_as_large(ticket.cost, kept)
 
@@ -315,7 +321,7 @@ class Admission:
             if first is ticket:
                 return None
             assert first.held is not None, "who waits was looked at, or stands behind one who was"
-            if first.held.reason is Reason.SIZE_GUARD and self._is_kept_for(ticket, first, now_us):
+            if first.held.reason in _KEPT_FOR_OTHERS and self._is_kept_for(ticket, first, now_us):
                 return None
             if first.held.reason is not Reason.CLASS_CEILING:
                 return first
@@ -331,7 +337,8 @@ class Admission:
             return look
         others = self.tenants.kept_from(ticket.terms.tenant, now_us)
         if others:
-            beside = self.classes.look(service_class, Cost(cost.choices + others), self.room, now_us, 0)
+            wanted = Cost(cost.choices + others)
+            beside = self.classes.look(service_class, wanted, self.room, now_us, 0, less_percent=KEPT_PERCENT)
             if beside.held is not None:
                 problem = self._over_share(ticket)
                 look.held = Held(Reason.TENANT_SHARE, problem, beside.held.wait_us)

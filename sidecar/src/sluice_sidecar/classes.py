@@ -40,12 +40,17 @@ class Classes:
         """Its ceiling, in percent of the room."""
         return self._percent[service_class]
 
-    def look(self, service_class: str, cost: Cost, room: Room, now_us: int, waited_us: int) -> Look:
-        """The room under the ceiling of a class; what keeps a call out names the class where only its ceiling does."""
+    def look(  # a call, and where and when it is looked at
+        self, service_class: str, cost: Cost, room: Room, now_us: int, waited_us: int, *, less_percent: int = 0
+    ) -> Look:
+        """The room under the ceiling of a class; what keeps a call out names the class where only its ceiling does.
+
+        `less_percent` of the room are kept from it.
+        """
         if self._is_shut(service_class, room, now_us):
             problem = f"requests of class {service_class} wait for a fresh state of the engine"
             return Look(room.inside(now_us), held=Held(Reason.CLASS_CEILING, problem, None))
-        percent = self._percent[service_class]
+        percent = max(1, self._percent[service_class] - less_percent)
         look = room.look(cost, now_us, waited_us, ceiling_percent=percent)
         if look.held is not None and percent < 100 and _is_for_others(look, cost, room, now_us):
             problem = f"requests of class {service_class} may fill {percent} % of the room, and {look.held.problem}"

@@ -57,9 +57,10 @@ class _Band:
         self.lanes: dict[str, OrderedDict[str, Ticket]] = {}
         self._tenants = tenants
         self._heap: list[tuple[int, int, str]] = []
-        """Virtual service, place, tenant. An entry that is too low is moved up when it is met; one whose tenant was
-        given something back is entered anew."""
+        """Virtual service, place, tenant. An entry that is too low is moved up when it is met."""
         self._places = 0
+        self._place: dict[str, int] = {}
+        """The place of each tenant's own entry: all others are left from before."""
 
     @property
     def oldest(self) -> Ticket:
@@ -83,7 +84,7 @@ class _Band:
         lane = self.lanes[tenant]
         del lane[ticket.request_id]
         if not lane:
-            del self.lanes[tenant]
+            del self.lanes[tenant], self._place[tenant]
         self._tenants.waits_no_more(tenant)
 
     def renew(self, tenant: str) -> None:
@@ -91,25 +92,22 @@ class _Band:
         if tenant not in self.lanes:
             return
         self._places += 1
+        self._place[tenant] = self._places
         heappush(self._heap, (self._tenants.virtual(tenant), self._places, tenant))
         if len(self._heap) > 2 * len(self.lanes) + 64:
-            self._heap = [(self._tenants.virtual(name), place, name) for place, name in enumerate(self.lanes)]
+            self._heap = [(self._tenants.virtual(name), place, name) for name, place in self._place.items()]
             heapify(self._heap)
 
     def due(self) -> Ticket:
         """The next of the tenant that has had least."""
         while True:
             virtual, place, tenant = self._heap[0]
-            lane = self.lanes.get(tenant)
-            if lane is None:
+            if self._place.get(tenant) != place:
                 heappop(self._heap)
             elif virtual < (now := self._tenants.virtual(tenant)):
                 heapreplace(self._heap, (now, place, tenant))
-            elif virtual > now:
-                # It was entered anew, further down the heap's order: this entry is the old one.
-                heappop(self._heap)
             else:
-                return next(iter(lane.values()))
+                return next(iter(self.lanes[tenant].values()))
 
 
 class Queue:

@@ -25,8 +25,8 @@ _SCALE = 1000
 # Who has asked within this time may ask again at once: room is kept for it from those that have more than their share.
 # A share that nobody asks for is there for others after it.
 RECENT_US = 1_000_000
-# For so many of them.
-KEPT_FOR = 2
+# For so many of them, and this part of the room, since the next may ask for more than the last.
+KEPT_FOR, KEPT_PERCENT = 2, 5
 # Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
 MAX_IDLE = 1024
 
@@ -145,6 +145,8 @@ class Tenants:
     def start(self, tenant: str, request_id: str, engine_us: int) -> None:
         """A request of it goes in, and is charged at once what it is expected to use."""
         account = self._active(tenant)
+        if not account.waiting:
+            account.virtual = max(account.virtual, self._virtual_time)
         self._virtual_time = max(self._virtual_time, account.virtual)
         account.add(engine_us)
         account.running += 1
