@@ -27,6 +27,7 @@ PURE_PROJECT = {
     "sluice_sidecar.bounds", "sluice_sidecar.deadlines",
     "sluice_sidecar.retry_budget", "sluice_sidecar.retry_after", "sluice_sidecar.regret", "sluice_sidecar.classes",
     "sluice_sidecar.fairness", "sluice_sidecar.tenants", "sluice_sidecar.quotas", "sluice_sidecar.sizes",
+    "sluice_sidecar.door",
     "sluice_sidecar.peak", "sluice_sidecar.freshness", "sluice_sidecar.outputs", "sluice_sidecar.prefixes",
     "sluice_sidecar.demand", "sluice_sidecar.life",
     "sluice_sidecar.inside", "sluice_sidecar.shedding", "sluice_sidecar.progress", "sluice_sidecar.pessimism",

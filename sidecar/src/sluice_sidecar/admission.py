@@ -1,8 +1,8 @@
 """The decision: who is let in now, who waits a moment at the door, and who is told when to come back.
 
-Owns the order of the tests and the words of a refusal. Whether there is room is `room`'s to say, under which ceiling
-`classes`', in which order those at the door are looked at `fairness`'s. One call decides and reserves, so nothing can
-slip in between. Pure: the clock comes in with each call, randomness as an argument; a simulator runs this very class.
+Owns the order of the tests and the words of a refusal. Whether there is room is `room`'s to say, whose turn it is and
+what keeps each out `door`'s. One call decides and reserves, so nothing can slip in between. Pure: the clock comes in
+with each call, randomness as an argument; a simulator runs this very class.
 Start reading at `Admission.enter`.
 """
 
@@ -18,29 +18,24 @@ from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar import deadlines
 from sluice_sidecar.attempts import FIRST, Attempt, Attempts
-from sluice_sidecar.classes import Classes
 from sluice_sidecar.decisions import Decisions
 from sluice_sidecar.demand import Demand, Verdict, Work, work_of
+from sluice_sidecar.door import Door
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
-from sluice_sidecar.fairness import Queue, Ticket
+from sluice_sidecar.fairness import Ticket
 from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
 from sluice_sidecar.quotas import Quotas
 from sluice_sidecar.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
 from sluice_sidecar.retry_budget import SPENT, RetryBudget
 from sluice_sidecar.room import Held, Look, Room
-from sluice_sidecar.sizes import SizeGuard
-from sluice_sidecar.tenants import KEPT_PERCENT, Tenants, expected_us, used_tokens, used_us
+from sluice_sidecar.tenants import expected_us, used_tokens, used_us
 
 __all__ = ["MISSED", "Admission", "Ticket"]
 
-# A few small requests may always stand at the door; beyond, no more than could run at once.
-LEAST_DOOR = 4
 # What `open` in the gate's state asks for.
 PROBE_COST = Cost((ChoiceCost(prompt_tokens=64, max_tokens=64),))
 
 _NO_TERMS = Terms()
-# Room that is there, and kept for certain others: those go before whoever is held by this.
-_KEPT_FOR_OTHERS = frozenset((Reason.SIZE_GUARD, Reason.TENANT_SHARE))
 
 _UNAVAILABLE = {
     Reason.DRAINING: "This pod is shutting down and takes no new requests; send the request again.",
@@ -54,20 +49,18 @@ MISSED = Refusal(
 
 
 class Admission:
-    """The door."""
+    """Who is let in."""
 
     def __init__(
         self, live: LiveConfig, *, stale_after_us: int, blind_after_us: int, draw: Callable[[int, int], int]
     ) -> None:
         """`draw(lo, hi)` is a random whole number between both, evenly."""
-        self._max_wait_us = live.admission.max_wait_us
         self._draw = draw
         self.room = Room(live, stale_after_us=stale_after_us, blind_after_us=blind_after_us)
         self.room.ledger.on_release = self._released
-        self.classes = Classes(live.admission.classes)
-        self.tenants = Tenants(live.admission.tenants)
+        self._door = Door(live, self.room)
+        self.classes, self.tenants, self.sizes = self._door.classes, self._door.tenants, self._door.sizes
         self.quotas = Quotas(live.admission.tenants)
-        self.sizes = SizeGuard()
         self.attempts = Attempts()
         self.retry_budget = RetryBudget(live.admission.retry_budget_percent)
         self.retry_after = RetryAfter(draw)
@@ -79,18 +72,15 @@ class Admission:
         """Attempts that were retries, by verdict."""
         self.decisions = Decisions()
         self.demand = Demand()
-        self._queue = Queue(self.tenants, live.scheduling.aging_interval_us)
+        self._queue = self._door.queue
 
     def configure(self, live: LiveConfig, now_us: int) -> None:
         """Take other settings; nobody who is inside or waits is turned out for them."""
-        self._max_wait_us = live.admission.max_wait_us
         self.mode = live.admission.mode
         self.room.configure(live)
         self.retry_budget.configure(live.admission.retry_budget_percent)
-        self.classes.configure(live.admission.classes)
-        self.tenants.configure(live.admission.tenants)
+        self._door.configure(live)
         self.quotas.configure(live.admission.tenants, now_us)
-        self._queue.configure(live.scheduling.aging_interval_us)
         self.advance(now_us)
 
     # What the engine tells.
@@ -233,12 +223,12 @@ class Admission:
 
         What would wait at the door counts as let in, since what a wait is for mostly comes; here nobody waits.
         """
-        look = self._look(ticket, now_us)
+        look = self._door.look(ticket, now_us)
         ticket.decision.looked(look)
         refusal = refusal or deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)
         if refusal is not None or look.held is None:
             return "" if refusal is None else refusal.reason.value, look
-        if not self._is_cut(ticket, look, now_us) and self._door_wait_us(ticket, look.held, now_us) > 0:
+        if not self._door.is_cut(ticket, look, now_us) and self._door.wait_us(ticket, look.held, now_us) > 0:
             return "", look
         ticket.decision.held(look.held)
         self.retry_budget.refused(ticket.terms.service_class, now_us)
@@ -247,20 +237,20 @@ class Admission:
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
         """Look for room; without, a place at the door where waiting may help."""
         self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
-        look = self._look(ticket, now_us)
+        look = self._door.look(ticket, now_us)
         ticket.decision.looked(look)
         if (refusal := deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)) is not None:
             return refusal
         if look.held is None and not len(self._queue):
             return self._admit(ticket, look, now_us)
         self._queue.push(ticket)
-        blocker = self._blocker(ticket, now_us)
+        blocker = self._door.blocker(ticket, now_us)
         if look.held is None and blocker is None:
             self._queue.remove(ticket)
             return self._admit(ticket, look, now_us)
         held = ticket.held = look.held or (None if blocker is None else blocker.held)
         assert held is not None, "who waits was looked at, or stands behind one who was"
-        wait_us = 0 if self._is_cut(ticket, look, now_us) else self._door_wait_us(ticket, held, now_us)
+        wait_us = 0 if self._door.is_cut(ticket, look, now_us) else self._door.wait_us(ticket, held, now_us)
         if wait_us <= 0:
             self._queue.remove(ticket)
             return self._turn_away(ticket, now_us)
@@ -269,11 +259,10 @@ class Admission:
         return self._make_place(ticket, now_us)
 
     def _make_place(self, ticket: Ticket, now_us: int) -> Ticket | Refusal:
-        """The door holds as many as could run at once; one too many, and somebody goes."""
-        assert self.room.limits is not None, "asked where something was looked at"
-        if len(self._queue) <= max(LEAST_DOOR, self.room.limits.max_sequences):
+        """A place at the door, where one too many costs somebody his."""
+        last = self._door.one_too_many(ticket)
+        if last is None:
             return ticket
-        last = self._queue.superfluous(ticket)
         self._queue.remove(last)
         refusal = self._turn_away(last, now_us)
         if last is ticket:
@@ -283,98 +272,14 @@ class Admission:
 
     def _next(self, now_us: int) -> tuple[Ticket, Permit | Refusal] | None:
         """Who goes from the door now, and with what; None when nobody does."""
-        for ticket in self._queue.in_turn():
-            if self.unavailable is not None:
-                return ticket, self._refuse_unavailable(self.unavailable)
-            if ticket.missed(now_us):
-                return ticket, MISSED
-            look = self._look(ticket, now_us)
-            if look.held is None:
-                return ticket, self._admit_waiting(ticket, look, now_us)
-            ticket.held = look.held
-            if look.held.reason in _KEPT_FOR_OTHERS:
-                return self._next_kept_for(ticket, now_us)
-            # Its class is full; a more urgent one that it stands before by its age may not be.
-            if look.held.reason is not Reason.CLASS_CEILING:
-                return None
-        return None
-
-    def _next_kept_for(self, blocker: Ticket, now_us: int) -> tuple[Ticket, Permit] | None:
-        """The first at the door for whom the one whose turn it is must leave room, if it fits."""
-        for ticket in self._queue:
-            if self._is_kept_for(ticket, blocker, now_us):
-                look = self._look(ticket, now_us)
-                return None if look.held is not None else (ticket, self._admit_waiting(ticket, look, now_us))
-        return None
-
-    def _is_kept_for(self, ticket: Ticket, blocker: Ticket, now_us: int) -> bool:
-        if ticket.terms.service_class != blocker.terms.service_class:
-            return False
-        if blocker.held is not None and blocker.held.reason is Reason.TENANT_SHARE:
-            return not self.tenants.kept_from(ticket.terms.tenant, now_us)
-        kept = self.sizes.kept_for(blocker.terms, blocker.cost, now_us)
-        return kept is not None and self.sizes.is_as_large(ticket.cost, kept)
-
-    def _blocker(self, ticket: Ticket, now_us: int) -> Ticket | None:
-        """Behind whom it has to wait; None when it is its turn."""
-        for first in self._queue.in_turn():
-            if first is ticket:
-                return None
-            assert first.held is not None, "who waits was looked at, or stands behind one who was"
-            if first.held.reason in _KEPT_FOR_OTHERS and self._is_kept_for(ticket, first, now_us):
-                return None
-            if first.held.reason is not Reason.CLASS_CEILING:
-                return first
-        return first
-
-    def _look(self, ticket: Ticket, now_us: int) -> Look:
-        """The room there is for it, and that it leaves: for other tenants, and for a longer request."""
-        service_class, cost = ticket.terms.service_class, ticket.cost
-        look = self.classes.look(service_class, cost, self.room, now_us, now_us - ticket.arrived_us)
-        if look.held is None:
-            look.held = deadlines.held_by_own_promise(look, ticket.terms, now_us - ticket.arrived_us)
-        if look.held is not None:
-            return look
-        others = self.tenants.kept_from(ticket.terms.tenant, now_us)
-        if others:
-            wanted = Cost(cost.choices + others)
-            beside = self.classes.look(service_class, wanted, self.room, now_us, 0, less_percent=KEPT_PERCENT)
-            if beside.held is not None:
-                problem = self._over_share(ticket)
-                look.held = Held(Reason.TENANT_SHARE, problem, beside.held.wait_us)
-                return look
-        kept = self.sizes.kept_for(ticket.terms, cost, now_us)
-        if kept is None:
-            return look
-        both = self.classes.look(service_class, Cost(cost.choices + kept.choices), self.room, now_us, 0)
-        if both.held is not None:
-            tokens = kept.prompt_tokens + kept.decode_tokens
-            problem = f"room is kept for longer requests (about {tokens} tokens) that were refused before"
-            look.held = Held(Reason.SIZE_GUARD, problem, both.held.wait_us)
-        return look
-
-    def _is_cut(self, ticket: Ticket, look: Look, now_us: int) -> bool:
-        """Whether its class is full without it: nothing that is about to end would let it in."""
-        if look.held is None or look.held.reason is not Reason.CLASS_CEILING:
-            return False
-        return self.classes.is_cut(ticket.terms.service_class, self.room, now_us)
-
-    def _door_wait_us(self, ticket: Ticket, held: Held, now_us: int) -> int:
-        """How long it may wait: `maxWait`, a quarter of what the promise leaves it, and no longer than is of use."""
-        waited_us = now_us - ticket.arrived_us
-        wait_us = min(self._max_wait_us, (self.room.slack_us(ticket.cost, now_us) - waited_us) // 4)
-        if held.wait_us is not None and held.reason is not Reason.TTFT_PROMISE:
-            inside = len(self.room.ledger.entries)
-            ahead_us = self.room.time_for(self._queue.ahead_of(ticket), inside, now_us) or 0
-            # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.
-            if held.wait_us + ahead_us > 2 * wait_us:
-                return 0
-        if self.sizes.is_ahead(ticket.terms, ticket.cost) and not self.tenants.is_crowded(ticket.terms.tenant):
-            problem = "longer requests, which are let in less often, go before those that have to wait"
-            ticket.held = Held(Reason.SIZE_GUARD, problem, held.wait_us)
-            return 0
-        bounds_us = [bound for bound in (ticket.terms.bound_us, ticket.terms.door_us) if bound is not None]
-        return min([wait_us, *(bound - waited_us for bound in bounds_us)])
+        if self.unavailable is not None:
+            first = next(self._queue.in_turn(), None)
+            return None if first is None else (first, self._refuse_unavailable(self.unavailable))
+        found = self._door.next_in(now_us)
+        if found is None:
+            return None
+        ticket, look = found
+        return ticket, MISSED if look is None else self._admit_waiting(ticket, look, now_us)
 
     def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
         assert self.room.limits is not None, "asked where something was looked at"
@@ -422,10 +327,6 @@ class Admission:
         )
         return Refusal(Reason.TENANT_QUOTA, message, retry_us, rate_limit=quota)
 
-    def _over_share(self, ticket: Ticket) -> str:
-        has, due = self.tenants.shares_percent(ticket.terms.tenant)
-        return f"this tenant has {has} % of what runs, its share is {due} %, and others ask for theirs"
-
     def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
         held = ticket.held
@@ -433,7 +334,7 @@ class Admission:
         self._count("shed", ticket, now_us)
         has, due = self.tenants.shares_percent(ticket.terms.tenant)
         if has > due and self._queue.others_wait(ticket):
-            held = Held(Reason.TENANT_SHARE, self._over_share(ticket), held.wait_us)
+            held = Held(Reason.TENANT_SHARE, self._door.over_share(ticket), held.wait_us)
         elif held.reason is not Reason.TENANT_SHARE:
             self.sizes.refused(ticket.terms, ticket.cost, now_us)
         self.retry_budget.refused(ticket.terms.service_class, now_us)
