@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sidecar.scripted_engine import live_config, ready_state
+from sidecar.running import RunningGate, empty, running_gate, until
+from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
@@ -17,6 +21,7 @@ from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
 
 S = 1_000_000
 COST = Cost((ChoiceCost(100, 50),))
+SHED_MISSED = r'sluice_gate_verdicts_total{promise="missed",verdict="shed"} ([0-9])'
 
 
 def config(**admission: Any) -> LiveConfig:
@@ -177,3 +182,31 @@ def test_observe_refuses_what_no_load_is_to_blame_for(terms: dict[str, Any], cos
 
     assert isinstance(verdict, Refusal)
     assert verdict.status == status
+
+
+async def test_what_enforce_would_have_refused_is_served_and_held_against_what_became_of_it(
+    engine: ScriptedEngine, socket_dir: Path
+) -> None:
+    hold = asyncio.Event()
+    engine.script = Script(hold_token={1: hold})
+
+    async def read(gate: RunningGate) -> None:
+        async with gate.post() as response:
+            assert response.status == 200
+            await response.read()
+
+    async with running_gate(engine, socket_dir, live=config(mode="Observe")) as gate:
+        running = [asyncio.create_task(read(gate)) for _ in range(6)]
+        await until(lambda: len(engine.bodies) == 6)
+        hold.set()
+        await asyncio.gather(*running)
+        await empty(gate.gate)
+        async with gate.client.get(f"{gate.admin_url}/state") as response:
+            state = (await response.json())["admission"]
+        page = gate.gate.metrics.page().decode()
+
+    assert state["mode"] == "Observe"
+    assert state["refused_total"] == {}
+    verdicts = state["verdicts"]
+    assert (verdicts["admitted"], verdicts["shed"]) == (4, 2)
+    assert verdicts["shed_but_met"] == 2 - int("".join(re.findall(SHED_MISSED, page)))
