@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -15,9 +16,11 @@ import aiohttp
 import pytest
 
 import operator_scene as scene
+from sluice_engine import codec
 from sluice_operator.cli import main
 from sluice_operator.errors import PodFailed
 from sluice_operator.local import LocalPod
+from sluice_sidecar.state import GateState
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +69,39 @@ async def test_the_demo_serves_and_leaves_nothing_running(cache: Path) -> None:
     assert not any(is_running(pid) for pid in pids)
     assert not folder.exists()
     assert os.listdir(cache), "the step table is kept"  # noqa: PTH208  # a Path would be refused in async code
+
+
+async def test_a_changed_promise_is_obeyed_by_both_programs_while_a_stream_runs(cache: Path) -> None:
+    spec = scene.example("demo-cpu")
+    wanted = dataclasses.replace(
+        spec.live,
+        slo=dataclasses.replace(spec.live.slo, inter_token_latency_us=700_000),
+        scheduling=dataclasses.replace(spec.live.scheduling, prefill_chunk_tokens=48),
+    )
+    async with LocalPod(spec, cache_dir=cache) as pod:
+        await pod.wait_ready()
+        before = await pod.state()
+        long = asyncio.create_task(complete(pod.url, max_tokens=200, ignore_eos=True))
+        live = pod.log_path("gate").parent / "live" / "live.json"
+        live.with_suffix(".next").write_text(codec.to_json(wanted))
+        live.with_suffix(".next").replace(live)
+        async with asyncio.timeout(60):
+            while (now := await pod.state()) is None or not _obeys(now, codec.digest(wanted)):  # noqa: ASYNC110  # theirs
+                await asyncio.sleep(0.1)
+        answer = await long
+
+    assert before is not None
+    assert before.engine is not None
+    assert now.engine is not None
+    assert before.engine.boot_id == now.engine.boot_id
+    assert now.promise == wanted.slo
+    assert now.engine.derived is not None
+    assert now.engine.derived.chunk_ceiling_tokens == 48
+    assert answer["usage"]["completion_tokens"] == 200
+
+
+def _obeys(state: GateState, live_hash: str) -> bool:
+    return state.engine is not None and {state.live_config_hash, state.engine.live_config_hash} == {live_hash}
 
 
 async def test_a_running_pod_explains_itself(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

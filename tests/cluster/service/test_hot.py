@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 
-from cluster.service.space import KIND, Space
+from cluster.service.space import KIND, PATIENCE_S, Space
 from cluster.service.streams import Stream, once, stream
 
 pytestmark = pytest.mark.cluster
@@ -85,6 +86,9 @@ async def test_keys_come_after_the_pod_and_rotate_without_a_restart(space: Space
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"team-a": text}}
         space.node.apply(secret, namespace=space.name)
 
+    def until(what: str, holds: Callable[[], object]) -> None:
+        space.node.wait_for(what, holds, PATIENCE_S)  # a kubelet looks at a volume about once a minute
+
     async def let_in(key: str) -> bool:
         async with client(url, key) as who:
             try:
@@ -96,11 +100,11 @@ async def test_keys_come_after_the_pod_and_rotate_without_a_restart(space: Space
     service["spec"]["admission"] = {"apiKeysSecretRef": {"name": "keys"}}
     url = space.serve(service)
     pods = started(space, "keyed")
-    space.wait_for(f"{KIND}/keyed", "jsonpath={.status.conditions[?(@.type=='AdmissionOpen')].reason}=NoApiKeys")
+    until("nobody is let in", lambda: space.condition("keyed", "AdmissionOpen")["reason"] == "NoApiKeys")
     assert not await let_in(OLD)
 
     keys(OLD)
-    space.node.wait_for("the first key is in force", lambda: gate_state(space, "keyed")["api_keys"] == 1, 180)
+    until("the first key is in force", lambda: gate_state(space, "keyed")["api_keys"] == 1)
     assert (await let_in(OLD), await let_in(NEW)) == (True, False)
 
     keys("too short")
@@ -108,6 +112,6 @@ async def test_keys_come_after_the_pod_and_rotate_without_a_restart(space: Space
     assert await let_in(OLD), "what was in force stays"
 
     keys(NEW)
-    space.node.wait_for("the new key is in force", lambda: not gate_state(space, "keyed")["api_keys_refused"], 180)
+    until("the new key is in force", lambda: not gate_state(space, "keyed")["api_keys_refused"])
     assert (await let_in(OLD), await let_in(NEW)) == (False, True)
     assert started(space, "keyed") == pods
