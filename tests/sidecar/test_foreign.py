@@ -97,6 +97,23 @@ async def test_an_engine_that_loads_is_waited_for(server: ForeignServer, tmp_pat
         await until(lambda: gate.gate.not_ready() is None)
 
 
+async def test_an_engine_that_gives_no_text_is_asked_again_after_a_while_and_says_so(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foreign, "MEASURE_AGAIN_US", 3_600_000_000)
+    server.status = 404
+    async with gate_before(server, tmp_path, ready=False) as gate:
+        await until(lambda: "with status 404" in (gate.gate.engine.start_problem() or ""))
+        pages = server.pages
+        await until(lambda: server.pages > pages + 3)
+        assert len(server.bodies) == 1, "not at every poll"
+        assert (await probe(gate, "/engine/livez"))[0] == 200
+
+        server.status = 200
+        link(gate)._measure_due_us = 0
+        await until(lambda: gate.gate.not_ready() is None)
+
+
 async def test_an_engine_is_not_measured_beside_what_an_earlier_gate_let_in(
     server: ForeignServer, tmp_path: Path
 ) -> None:

@@ -41,6 +41,10 @@ log = logging.getLogger(__name__)
 SILENT_AFTER_US = 45_000_000
 WEDGED_AFTER_US = 180_000_000
 HEALTH_TIMEOUT_S = 1.0
+FACTS_TIMEOUT_S = 5.0
+# A few requests of a few tokens; the first ones may compile kernels.
+MEASURE_TIMEOUT_S = 300.0
+MEASURE_AGAIN_US = 5_000_000
 # A request that was passed on this long ago and has given a token is among those that a page counts.
 _COUNTED_AFTER_US = 2_000_000
 # Measured beside others its times are too long; for ever so long nobody waits to know them better.
@@ -88,6 +92,7 @@ class ForeignEngine:
         self._health_due_us = 0
         self._scrape = Scrape(connection, clock)
         self._busy_since_us: int | None = None
+        self._measure_due_us = 0
         self._problem = ""
         """What was last logged of its pages, so that it is logged once."""
 
@@ -202,7 +207,8 @@ class ForeignEngine:
 
     async def _look(self, asked_us: int) -> None:
         if self._facts is None:
-            self._facts = await self._dialect.facts(self._connection.get_json)
+            async with asyncio.timeout(FACTS_TIMEOUT_S):
+                self._facts = await self._dialect.facts(self._connection.get_json)
         page_us = await self._scrape.next(asked_us)
         if page_us is None:
             if self._scrape.problem:
@@ -217,8 +223,8 @@ class ForeignEngine:
         if self._steps is None:
             if not self._is_idle(reading, page_us):
                 return
-            self._steps = await self._calibrated(self._facts, reading)
-            self.poke()
+            if page_us >= self._measure_due_us:
+                await self._measure(self._facts, reading)
             return
         self._steps.observe(reading, page_us)
         self._take(self._facts, reading, self._steps, page_us)
@@ -268,11 +274,20 @@ class ForeignEngine:
             if self.state is None or self.state.phase == "loading":
                 self.life.answered(self._told.loading(problem), self._clock())
 
-    async def _calibrated(self, facts: Facts, reading: Reading) -> LearnedSteps:
+    async def _measure(self, facts: Facts, reading: Reading) -> None:
+        """Once; where it gives no text, again after a while, and the startup probe says why."""
         progress = LoadingProgress(stage="step_table", steps_total=1)
         self.life.answered(self._told.loading("", progress), self._clock())
         context_tokens = reading.context_tokens or facts.context_tokens or self._told.kv_tokens(facts, reading) or 1024
-        times = await calibrate(self._connection, facts.model, self._clock, context_tokens)
+        try:
+            async with asyncio.timeout(MEASURE_TIMEOUT_S):
+                times = await calibrate(self._connection, facts.model, self._clock, context_tokens)
+        except (EngineUnreachable, TimeoutError) as error:
+            if isinstance(error, EngineUnreachable) and error.refused:
+                raise
+            self._measure_due_us = self._clock() + MEASURE_AGAIN_US
+            self._complain(str(error) or f"it gave no few tokens in {MEASURE_TIMEOUT_S:.0f} s")
+            return
         log.info(
             "engine measured",
             extra={
@@ -282,7 +297,8 @@ class ForeignEngine:
                 "short_us": times.short_us,
             },
         )
-        return LearnedSteps(times, self._slo.inter_token_latency_us, self._told.max_sequences(facts))
+        self._steps = LearnedSteps(times, self._slo.inter_token_latency_us, self._told.max_sequences(facts))
+        self.poke()
 
     def _take(self, facts: Facts, reading: Reading, steps: LearnedSteps, page_us: int) -> None:
         entries = self._admission.room.ledger.entries.values()
@@ -305,8 +321,6 @@ class ForeignEngine:
     def _unreachable(self, error: EngineUnreachable, asked_us: int) -> None:
         if not error.refused:
             self.life.unanswered(asked_us)
-            if self._steps is None:
-                self.life.answered(self._told.loading(str(error)), asked_us)
         elif self.life.refused(asked_us, self._clock()):
             log.warning("engine refuses connections")
             # Another process will listen there next.
