@@ -81,6 +81,8 @@ class SluiceEngine:
         try:
             async with asyncio.timeout(_POLL_TIMEOUT_S):
                 document = await self.get_json("/state")
+            # A state of many requests is read in three strides, so that tokens pass between them.
+            await asyncio.sleep(0)
             state = codec.decode(EngineState, document, "state", ignore_unknown=True)
         except EngineUnreachable as error:
             if not error.refused:
@@ -93,6 +95,7 @@ class SluiceEngine:
             self.life.unreadable()
             log.error("engine state unreadable", extra={"problem": str(error)})  # noqa: TRY400  # our own one line
         else:
+            await asyncio.sleep(0)
             self._take(state, asked_us)
         self._admission.set_unavailable(self.unavailable(), self._clock())
 
