@@ -118,6 +118,8 @@ async def serve(make_gate: Callable[[], Gate], public: socket.socket, private: s
     # What has been loaded stays: the collector need not look through it while tokens wait.
     gc.collect()
     gc.freeze()
+    # Each poll of the engine brings thousands of objects that are gone by the next: no reason to look for cycles.
+    gc.set_threshold(20_000, 10, 10)
     waiter = loop.create_task(stop.wait())
     # One of these that ends is a bug: better a restart by the kubelet than a gate that sees nothing.
     ended, _ = await asyncio.wait({waiter, poller, follower}, return_when=asyncio.FIRST_COMPLETED)
