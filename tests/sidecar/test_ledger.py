@@ -211,6 +211,28 @@ def test_a_credit_stands_until_the_engine_has_begun_and_then_what_it_found_count
     assert (progress.remaining_tokens, progress.cached_tokens) == (84, 16)
 
 
+def test_no_more_is_shared_than_was_credited_though_the_engine_found_more() -> None:
+    ledger = opened()
+    ledger.reserve("a", Cost((ChoiceCost(100, 50, 20, cached_tokens=64, prefix_key=b"k"),)), 0)
+    found = replace(listed("a", prompt=100, computed=96, output=0), cached_tokens=96)
+
+    apply(ledger, ready_state(requests=(found,)), 1)
+
+    (progress,) = ledger.live()
+    assert (progress.remaining_tokens, progress.cached_tokens) == (4, 64)
+
+
+def test_a_choice_leaves_the_sums_once() -> None:
+    ledger = opened()
+    permit = ledger.reserve("a", COST, 0)
+    apply(ledger, ready_state(requests=(listed("a"),)), 1)
+    ledger.forget_engine()
+
+    permit.close(2)
+
+    assert (ledger.inside.choices, ledger.inside.blocks, ledger.inside.peak_blocks()) == (0, 0, 0)
+
+
 def test_where_the_engine_lists_nothing_tokens_are_counted_as_they_go_by() -> None:
     ledger = opened(lists_requests=False)
     permit = ledger.reserve("a", COST, 0)

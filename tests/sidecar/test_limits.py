@@ -185,6 +185,9 @@ def steered(events: list[tuple[int, int]], *, until_us: int, per_minute: float =
         pytest.param([(1, 4)], 40, 0.95, id="it-rises-no-higher-than-configured"),
         pytest.param([(1, 4), (14, 1)], 15, 0.95 * 0.9 * 0.9, id="a-preemption-while-it-is-too-many-is-bad-again"),
         pytest.param([(1, 4), (12, 1)], 21, 0.95 * 0.9 * 0.9, id="and-clean-time-begins-after-it"),
+        pytest.param(
+            [(1, 4), (16, 1)], 19, 0.95 * 0.9 + 0.04, id="a-preemption-that-is-too-many-stops-the-rise-at-once"
+        ),
         pytest.param([(s, 9) for s in range(0, 100, 2)], 100, 0.5, id="a-storm-ends-at-the-floor"),
     ],
 )
