@@ -40,7 +40,7 @@ class Report:
         for bar in self.bars:
             sign = "≥" if bar.better == "higher" else "≤"
             verdict = "ok" if bar.ok else "MISSED"
-            print(f"{bar.name}: {bar.value:.1f} {bar.unit} (target {sign} {bar.target:g}) {verdict}")
+            print(f"{bar.name}: {bar.value:.4g} {bar.unit} (target {sign} {bar.target:g}) {verdict}")
         document = {
             "benchmark": self.benchmark,
             "machine": machine(),
