@@ -324,3 +324,28 @@ def test_a_flood_that_must_leave_room_does_not_stand_in_the_way_of_those_it_is_l
     pod.now_us += S + 1
     pod.observe()
     assert isinstance(held.verdict, Permit), "the others ask no more: what they leave may be borrowed"
+
+
+def test_one_that_asks_for_an_earlier_token_than_there_is_stands_in_nobodys_way() -> None:
+    pod = Pod(slots=10, blocks=400)
+    pod.admit()
+
+    hasty = [refusal(pod.ask("hasty", Cost((ChoiceCost(300, 50),)), promise_us=1)) for _ in range(4)]
+
+    assert {found.reason for found in hasty} == {Reason.TTFT_PROMISE}
+    pod.admit("other")
+    assert pod.admission.sizes.kept_for(Terms(service_class="critical"), COST, pod.now_us) is None
+    assert not pod.admission.retry_budget.closed_to("critical", pod.now_us)
+
+
+def test_one_whose_own_promise_is_lost_while_it_waits_goes_and_the_next_comes_in() -> None:
+    pod = Pod(slots=2, blocks=400)
+    inside = [pod.admit() for _ in range(2)]
+    hasty = waits(pod.ask("hasty", promise_us=200_000))
+    behind = waits(pod.ask("other"))
+    pod.now_us += 190_000
+
+    pod.complete(inside[0])
+
+    assert refusal(hasty.verdict).reason is Reason.TTFT_PROMISE
+    assert isinstance(behind.verdict, Permit)

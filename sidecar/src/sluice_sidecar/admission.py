@@ -231,7 +231,8 @@ class Admission:
         if not self._door.is_cut(ticket, look, now_us) and self._door.wait_us(ticket, look.held, now_us) > 0:
             return "", look
         ticket.decision.held(look.held)
-        self.retry_budget.refused(ticket.terms.service_class, now_us)
+        if not look.held.by_itself:
+            self.retry_budget.refused(ticket.terms.service_class, now_us)
         return look.held.reason.value, look
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
@@ -279,6 +280,8 @@ class Admission:
         if found is None:
             return None
         ticket, look = found
+        if look is not None and look.held is not None:
+            return ticket, self._turn_away(ticket, now_us)
         return ticket, MISSED if look is None else self._admit_waiting(ticket, look, now_us)
 
     def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
@@ -335,9 +338,10 @@ class Admission:
         has, due = self.tenants.shares_percent(ticket.terms.tenant)
         if has > due and self._queue.others_wait(ticket):
             held = Held(Reason.TENANT_SHARE, self._door.over_share(ticket), held.wait_us)
-        elif held.reason is not Reason.TENANT_SHARE:
+        elif held.reason is not Reason.TENANT_SHARE and not held.by_itself:
             self.sizes.refused(ticket.terms, ticket.cost, now_us)
-        self.retry_budget.refused(ticket.terms.service_class, now_us)
+        if not held.by_itself:
+            self.retry_budget.refused(ticket.terms.service_class, now_us)
         self._may_come_back(ticket, now_us)
         return self._refuse_busy(held, now_us)
 

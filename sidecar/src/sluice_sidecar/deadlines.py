@@ -70,7 +70,8 @@ def held_by_own_promise(look: Look, terms: Terms, waited_us: int) -> Held | None
     if total_us <= terms.promise_us:
         return None
     problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and it was asked for within "
-    return Held(Reason.TTFT_PROMISE, f"{problem}{terms.promise_us / 1e6:.1f} s", total_us - terms.promise_us)
+    problem += f"{terms.promise_us / 1e6:.1f} s"
+    return Held(Reason.TTFT_PROMISE, problem, total_us - terms.promise_us, by_itself=True)
 
 
 def _refusal(what: str, total_us: int, bound_us: int, *, alone: bool) -> Refusal:

@@ -67,7 +67,10 @@ class Door:
         return look
 
     def next_in(self, now_us: int) -> tuple[Ticket, Look | None] | None:
-        """Who goes from the line now, and the room it found, None for one whose bound has passed; None: nobody."""
+        """Who goes from the line now, and the room it found, None for one whose bound has passed; None: nobody.
+
+        One that only its own wishes keep out goes as well: nobody waits behind it.
+        """
         for ticket in self.queue.in_turn():
             if ticket.missed(now_us):
                 return ticket, None
@@ -75,6 +78,8 @@ class Door:
             if look.held is None:
                 return ticket, look
             ticket.held = look.held
+            if look.held.by_itself:
+                return ticket, look
             if look.held.reason in _KEPT_FOR_OTHERS:
                 return self._next_kept_for(ticket, now_us)
             # Its class is full; a more urgent one that it stands before by its age may not be.
@@ -109,6 +114,9 @@ class Door:
 
     def wait_us(self, ticket: Ticket, held: Held, now_us: int) -> int:
         """How long it may wait: `maxWait`, a quarter of what the promise leaves it, and no longer than is of use."""
+        if held.by_itself:
+            # The promise that it asks for leaves nothing, and those behind it would wait for what is there.
+            return 0
         waited_us = now_us - ticket.arrived_us
         most_us = min(self._max_wait_us, (self._room.slack_us(ticket.cost, now_us) - waited_us) // 4)
         if held.wait_us is not None and held.reason is not Reason.TTFT_PROMISE:

@@ -36,6 +36,8 @@ class Held:
     """The middle of a sentence."""
     wait_us: int | None
     """Measured time until there is room; None while the drain is unmeasured."""
+    by_itself: bool = False
+    """There is room; it asks for more than is promised to all."""
 
 
 @dataclass(slots=True)
