@@ -17,15 +17,17 @@ def event(index: int, text: str) -> bytes:
 @pytest.mark.parametrize(
     ("chunk", "found"),
     [
-        pytest.param(event(0, "a") + event(0, "b"), {0}, id="one-choice-twice"),
-        pytest.param(event(0, "a") + event(2, "b"), {0, 2}, id="two-that-took-turns"),
-        pytest.param(event(0, "") + event(1, "b"), {1}, id="a-role-is-no-token"),
-        pytest.param(event(1, '"index": 7'), {1}, id="a-text-that-looks-like-a-field"),
-        pytest.param(b": ping\n\n", set(), id="no-text"),
+        pytest.param(event(0, "a") + event(0, "b"), {0: 2}, id="one-choice-twice"),
+        pytest.param(event(0, "a") + event(2, "b"), {0: 1, 2: 1}, id="two-that-took-turns"),
+        pytest.param(event(0, "") + event(1, "b"), {1: 1}, id="a-role-is-no-token"),
+        pytest.param(event(1, '"index": 7'), {1: 1}, id="a-text-that-looks-like-a-field"),
+        pytest.param((event(0, "a") + event(0, "b")).replace(b"\n", b"\r\n"), {0: 2}, id="lines-that-end-in-two-bytes"),
+        pytest.param(b": ping\n\n", {}, id="no-text"),
     ],
 )
-def test_which_choices_a_chunk_has_text_of(chunk: bytes, found: set[int]) -> None:
+def test_which_choices_a_chunk_has_text_of(chunk: bytes, found: dict[int, int]) -> None:
     assert events.choices_with_text(chunk) == found
+    assert events.count_with_text(chunk) == sum(found.values())
 
 
 @pytest.mark.parametrize(

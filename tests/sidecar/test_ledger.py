@@ -239,15 +239,16 @@ def test_where_the_engine_lists_nothing_tokens_are_counted_as_they_go_by() -> No
     (progress,) = ledger.live()
     assert progress.prefilling
 
-    permit.token(0)
-    permit.token(0)
+    permit.tokens(0, 2)
+    permit.tokens(0, 1)
+    permit.tokens(1, 1)  # the engine read another choice into the body than the gate did
 
-    assert (progress.prefilling, progress.output_tokens, progress.known_tokens) == (False, 2, 102)
+    assert (progress.prefilling, progress.output_tokens, progress.known_tokens) == (False, 3, 103)
 
 
 def test_where_the_engine_lists_its_requests_what_goes_by_changes_nothing() -> None:
     ledger = opened()
-    ledger.reserve("a", COST, 0).token(0)
+    ledger.reserve("a", COST, 0).tokens(0, 1)
 
     assert [progress.output_tokens for progress in ledger.live()] == [0]
 
@@ -277,7 +278,7 @@ def test_an_answer_that_goes_on_past_what_was_expected_is_expected_anew(*, lists
         if lists_requests:
             apply(ledger, ready_state(requests=(listed("a", output=produced),)), produced)
         else:
-            permit.token(0)
+            permit.tokens(0, 1)
         expected.append(choice.expected_tokens)
 
     assert expected == [10] * 9 + [20] * 10 + [40] * 20 + [50] * 11

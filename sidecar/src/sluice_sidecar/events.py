@@ -6,6 +6,7 @@ Pure, and by search: no event is parsed on its way. Must not know sockets.
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 # Usage and [DONE] stand within this much of a stream's end.
 TAIL_BYTES = 2048
@@ -27,10 +28,15 @@ def has_text(chunk: bytes) -> bool:
     return _TEXT.search(chunk) is not None
 
 
-def choices_with_text(chunk: bytes) -> set[int]:
-    """The choices that the chunk has text of."""
-    events = (event for event in chunk.split(b"\n\n") if _TEXT.search(event) is not None)
-    return {int(found[1]) for event in events if (found := _INDEX.search(event)) is not None}
+def count_with_text(chunk: bytes) -> int:
+    """How many of its events have text: several may have come at once. An engine writes each in one line."""
+    return sum(1 for line in chunk.split(b"\n") if _TEXT.search(line) is not None)
+
+
+def choices_with_text(chunk: bytes) -> Counter[int]:
+    """The choices that the chunk has text of, each with the number of its events."""
+    lines = (line for line in chunk.split(b"\n") if _TEXT.search(line) is not None)
+    return Counter(int(found[1]) for line in lines if (found := _INDEX.search(line)) is not None)
 
 
 def whole_events(data: bytes) -> tuple[bytes, bytes]:

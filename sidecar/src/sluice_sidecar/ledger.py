@@ -290,11 +290,16 @@ class Permit:
         """The stream moved: renew the lease."""
         self.entry.touched_us = now_us
 
-    def token(self, choice: int) -> None:
-        """Text of a choice went by: where the engine does not list its requests, that is how far it is."""
-        if not self._ledger.lists_requests:
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether what goes by tells how far it is, since the engine does not list its requests."""
+        return not self._ledger.lists_requests
+
+    def tokens(self, choice: int, count: int) -> None:
+        """So many tokens of a choice went by. One that was not priced, since the engine read more into a body: none."""
+        if self.counts_tokens and choice < len(self.entry.choices):
             progress = self.entry.choices[choice]
-            progress.count_token()
+            progress.count_tokens(count)
             self._ledger.expect_more(self.entry, progress)
 
     def close(self, now_us: int) -> bool:

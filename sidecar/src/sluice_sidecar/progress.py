@@ -69,9 +69,9 @@ class Progress:
         self.settled_tokens = self.output_tokens
         return new if was_decoding and not self.prefilling and not self.gone else None
 
-    def count_token(self) -> None:
-        """One more token came out of it."""
-        self.output_tokens += 1
+    def count_tokens(self, count: int) -> None:
+        """So many more tokens came out of it."""
+        self.output_tokens += count
         self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
 
     def correct(self, state: RequestState) -> bool:

@@ -163,11 +163,12 @@ class Proxy:
             permit.touch(now_us)
             if alone:
                 if events.has_text(chunk):
-                    permit.token(0)
+                    if permit.counts_tokens:
+                        permit.tokens(0, events.count_with_text(chunk))
                     self._recorder.token(times, permit, now_us, 0)
             else:
-                for choice in events.choices_with_text(chunk):
-                    permit.token(choice)
+                for choice, count in events.choices_with_text(chunk).items():
+                    permit.tokens(choice, count)
                     self._recorder.token(times, permit, now_us, choice)
             copied.tail = (copied.tail + chunk)[-events.TAIL_BYTES :]
             if copied.pending or not chunk.endswith(b"\n\n"):
