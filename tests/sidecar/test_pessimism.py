@@ -40,6 +40,20 @@ def test_a_quarter_of_the_time_is_found_out_within_ten_seconds_and_forgotten_wit
     assert well.factor(40 * S) < 1.2
 
 
+def test_of_predictions_that_come_out_unevenly_nearly_all_are_covered() -> None:
+    pessimism = Pessimism(PROMISE_US, deviations=2.0)
+    for number in range(100):
+        pessimism.learn(S // 2, S // 2 * (3 if number % 2 else 5), number * S // 10)
+
+    assert pessimism.factor(10 * S) > 5
+
+
+def test_where_they_come_out_evenly_no_more_is_added() -> None:
+    even = taught(2.0, until_us=30 * S, pessimism=Pessimism(PROMISE_US, deviations=2.0))
+
+    assert even.factor(30 * S) < 2.1
+
+
 def test_without_anything_new_it_returns_to_one() -> None:
     slow = taught(4.0, until_us=10 * S)
 
@@ -90,7 +104,7 @@ def test_a_looser_promise_makes_the_same_error_smaller() -> None:
 def test_it_stays_within_its_bounds_whatever_comes_and_whichever_way_the_clock_goes(
     samples: list[tuple[int, int, int]],
 ) -> None:
-    pessimism, now_us = Pessimism(PROMISE_US), 0
+    pessimism, now_us = Pessimism(PROMISE_US, deviations=2.0), 0
     for predicted_us, actual_us, elapsed_us in samples:
         now_us += elapsed_us
         pessimism.learn(predicted_us, actual_us, now_us)

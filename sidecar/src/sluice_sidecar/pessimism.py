@@ -1,11 +1,12 @@
 """How far predictions were off: a factor that is learned from actual over predicted, and is never below 1.
 
-Owns two sums that fade with time. Must not know what was predicted. Pure: the clock comes in with each call.
+Owns sums that fade with time. Must not know what was predicted. Pure: the clock comes in with each call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import sqrt
 
 # Beyond, something is broken that no prediction will mend.
 MOST = 8.0
@@ -23,9 +24,13 @@ class Pessimism:
     all the error, say nothing about the long ones that decide.
     """
 
-    def __init__(self, promise_us: int) -> None:
+    def __init__(self, promise_us: int, *, deviations: float = 0.0) -> None:
+        """`deviations`: how far above the mean of what came of them predictions are to hold."""
+        self._deviations = deviations
         self._actual_us = 0.0
         self._predicted_us = 0.0
+        self._squares_us = 0.0
+        """Of actual over predicted, each weighing as much as its prediction."""
         self._late_actual_us = 0.0
         self._late_predicted_us = 0.0
         self._faded_us = 0
@@ -43,6 +48,8 @@ class Pessimism:
         weight = self._weight(actual_us)
         self._actual_us += weight * actual_us
         self._predicted_us += weight * predicted_us
+        # Beyond what the factor can be, how far off it was says nothing more.
+        self._squares_us += weight * actual_us * min(MOST, actual_us / max(1, predicted_us))
 
     def suspect(self, late: Iterable[tuple[int, int]]) -> None:
         """(predicted, waited so far) of those that are late already: counted until told anew, as if they came now."""
@@ -58,11 +65,20 @@ class Pessimism:
         self.learn(self._promise_us // 2, self._promise_us, now_us)
 
     def factor(self, now_us: int) -> float:
-        """Actual over predicted, 1 without evidence."""
+        """Actual over predicted, so many deviations above its mean; 1 without evidence."""
         self._fade(now_us)
         actual_us = self._prior_us + self._actual_us + self._late_actual_us
         predicted_us = self._prior_us + self._predicted_us + self._late_predicted_us
-        return min(MOST, max(1.0, actual_us / predicted_us))
+        return min(MOST, max(1.0, actual_us / predicted_us + self._deviations * self._deviation()))
+
+    def _deviation(self) -> float:
+        """How far actual over predicted lies from its mean, as far as there is evidence."""
+        if self._predicted_us <= 0:
+            return 0.0
+        mean = self._actual_us / self._predicted_us
+        variance = max(0.0, self._squares_us / self._predicted_us - mean * mean)
+        known = self._predicted_us / (self._prior_us + self._predicted_us)
+        return known * sqrt(variance)
 
     def _weight(self, actual_us: int) -> float:
         return min(1.0, max(0.0, actual_us / self._promise_us))
@@ -74,4 +90,5 @@ class Pessimism:
         left = 0.5 ** (elapsed_us / self._half_life_us)
         self._actual_us *= left
         self._predicted_us *= left
+        self._squares_us *= left
         self._faded_us = now_us
