@@ -86,6 +86,20 @@ def test_a_promise_of_its_own_is_load_when_it_cannot_be_kept_and_no_deadline() -
     assert isinstance(enter(admission(), "a", Terms(promise_us=1)), Permit), "an idle pod takes it and does its best"
 
 
+def test_a_timer_that_is_a_little_early_makes_no_load_of_a_missed_deadline() -> None:
+    door = admission(live_config(ttft_us=60 * S, max_wait_us=10 * S))
+    for name in "bcde":
+        enter(door, name, Terms())
+    settled: list[Permit | Refusal] = []
+    ticket = door.enter("a", COST, 0, settled.append, terms=Terms(first_token_us=300_000))
+    assert isinstance(ticket, Ticket)
+
+    door.expire(ticket, ticket.deadline_us - 500)
+
+    assert isinstance(settled[0], Refusal)
+    assert settled[0].reason is Reason.DEADLINE_MISSED
+
+
 def test_a_bound_of_the_door_shortens_the_wait_and_is_answered_as_load() -> None:
     door = admission(live_config(ttft_us=60 * S, max_wait_us=10 * S))
     for name in "bcde":

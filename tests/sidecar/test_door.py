@@ -196,6 +196,15 @@ def test_what_was_not_used_of_a_quota_comes_back_with_the_end() -> None:
     assert found.rate_limit.remaining_tokens == 150 - 110
 
 
+def test_what_was_credited_and_never_computed_is_no_use_of_a_quota() -> None:
+    pod = Pod(with_tenants(TenantConfig(name="a", tokens_per_second=15)))
+    credited = Cost((ChoiceCost(100, 50, cached_tokens=64, prefix_key=b"k"),))
+
+    pod.admit("a", credited).close(pod.now_us)
+
+    pod.admit("a", credited)
+
+
 def test_a_quota_does_not_count_while_no_capacity_exists_or_for_what_can_never_fit() -> None:
     pod = Pod(with_tenants(TenantConfig(name="a", tokens_per_second=15)))
     assert refusal(pod.ask("a", Cost((ChoiceCost(5_000, 1),)))).status == 400

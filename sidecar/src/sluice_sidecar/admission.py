@@ -137,7 +137,9 @@ class Admission:
     def expire(self, ticket: Ticket, now_us: int) -> None:
         """Its time at the door is over: it is told what held it."""
         if self._queue.remove(ticket):
-            self._settle(ticket, MISSED if ticket.missed(now_us) else self._turn_away(ticket, now_us))
+            # A timer may be a little early: its time is over all the same.
+            over_us = max(now_us, ticket.deadline_us)
+            self._settle(ticket, MISSED if ticket.missed(over_us) else self._turn_away(ticket, now_us))
             self.advance(now_us)
 
     def leave(self, ticket: Ticket, now_us: int) -> None:
