@@ -125,6 +125,10 @@ class ForeignServer:
         self.bodies.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": "full", "code": self.status}}, status=self.status)
+        usage = {"prompt_tokens": len(str(body.get("prompt", ""))) // 5, "completion_tokens": self.tokens}
+        if not body.get("stream"):
+            choice = {"index": 0, "text": "tok", "message": {"content": "tok"}}
+            return web.json_response({"choices": [choice], "usage": usage})
         self.in_flight += 1
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         try:
@@ -136,7 +140,6 @@ class ForeignServer:
                 self.gaps += index > 0
                 choice = {"index": 0, "text": "tok", "delta": {"content": "tok"}}
                 await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
-            usage = {"prompt_tokens": len(str(body.get("prompt", ""))) // 5, "completion_tokens": self.tokens}
             await response.write(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n")
             await response.write(b"data: [DONE]\n\n")
             await response.write_eof()

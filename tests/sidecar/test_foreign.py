@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from sidecar.foreign_server import ForeignServer, page
 from sidecar.running import RunningGate, empty, running_gate, until
+from sidecar.scripted_engine import live_config
+from sluice_engine.config import TenantConfig
 from sluice_sidecar import ledger
 from sluice_sidecar.engines import calibrate, foreign, scrape
 from sluice_sidecar.engines.foreign import ForeignEngine
@@ -332,7 +335,8 @@ async def test_an_engine_that_knows_no_deadlines_is_rid_of_what_misses_one(
 async def test_what_ran_before_the_gate_started_is_counted(server: ForeignServer, tmp_path: Path) -> None:
     async with gate_before(server, tmp_path) as gate, aiohttp.ClientSession() as client:
         hold = server.hold_token[1] = asyncio.Event()
-        async with client.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 8}) as response:
+        body = {"prompt": "x", "max_tokens": 8, "stream": True}
+        async with client.post(f"{server.url}/v1/completions", json=body) as response:
             await response.content.readany()
             await until(lambda: len(gate.gate.admission.room.ledger.strangers) == 1)
             hold.set()
@@ -347,6 +351,18 @@ async def test_a_full_queue_is_an_estimate_that_was_wrong(server: ForeignServer,
         server.status = 503
         assert await status(gate) == 429
         assert bias.factor(gate.gate.clock()) > before
+
+
+async def test_who_comes_back_after_a_full_queue_is_known_by_its_body(server: ForeignServer, tmp_path: Path) -> None:
+    async with gate_before(server, tmp_path) as gate:
+        server.status = 503
+        assert await status(gate) == 429
+        server.status = 200
+        assert await status(gate) == 200
+
+        first, second = gate.gate.admission.decisions.last(2)
+        assert (first.attempt, second.attempt) == (0, 1)
+        assert gate.gate.admission.retry_budget.closed_to("standard", gate.gate.clock())
 
 
 async def test_a_request_that_no_page_lists_stays_in_the_ledger_until_its_stream_ends(
@@ -376,3 +392,21 @@ async def test_how_long_its_answers_are_is_learned_though_it_lists_none(
 
         outputs = gate.gate.admission.room.pricing.outputs
         assert list(outputs._all._answers) == [(server.tokens, False)]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_what_an_answer_used_of_a_quota_is_the_same_whole_and_streamed(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    live = live_config()
+    quota = TenantConfig(name="a", tokens_per_second=1_000)
+    live = replace(live, admission=replace(live.admission, tenants=(quota,)))
+    async with gate_before(server, tmp_path, live=live, trusted_peers=("127.0.0.0/8",)) as gate:
+        used: list[int] = []
+        monkeypatch.setattr(gate.gate.admission.quotas, "settle", lambda _, tokens: used.append(tokens))
+        async with gate.post(headers={"x-sluice-tenant": "a"}, stream=stream) as response:
+            await response.read()
+        await empty(gate.gate)
+
+        prompt_tokens = gate.gate.admission.decisions.last(1)[0].prompt_tokens
+        assert used == [prompt_tokens + server.tokens]

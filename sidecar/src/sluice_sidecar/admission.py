@@ -169,6 +169,13 @@ class Admission:
         wait_us = self.room.time_for(1, len(self.room.ledger.entries), now_us)
         return self._refuse_busy(Held(reason, problem, wait_us), now_us)
 
+    def overflowed(self, terms: Terms, attempt: Attempt, now_us: int) -> Refusal:
+        """The refusal of what was let in and found the engine's own queue full: a wrong estimate, and load."""
+        self.room.missed(now_us)
+        self.retry_budget.refused(terms.service_class, now_us)
+        self.attempts.turned_away(attempt, now_us)
+        return self.refuse_busy(Reason.ENGINE_OVERLOADED, "the engine's own queue is full", now_us)
+
     def count(self, refusal: Refusal) -> None:
         """A refusal was given as an answer, whoever decided on it."""
         self.refused_total[refusal.reason.value] += 1

@@ -93,8 +93,7 @@ class Proxy:
         """What the gate says in place of a status that concerns the two of them, not the client's request."""
         meaning = self._engine.meaning_of(status)
         if meaning is Reason.ENGINE_OVERLOADED:
-            self._admission.room.missed(self._clock())
-            return self._admission.refuse_busy(meaning, "the engine's own queue is full", self._clock())
+            return self._admission.overflowed(call.terms, call.attempt, self._clock())
         if meaning is Reason.DEADLINE_MISSED:
             call.outcome = "expired"
             return MISSED

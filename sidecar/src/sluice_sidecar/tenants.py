@@ -228,7 +228,8 @@ def used_tokens(choices: Iterable[Progress], *, completed: bool) -> int:
     """Prompt and output tokens that a call which leaves has used, as far as the engine has told."""
     return sum(
         # What it was credited with others computed: of one that never began nothing was used.
-        choice.output_tokens + (choice.prompt_tokens if completed or choice.computed_tokens > choice.cached_tokens else 0)
+        choice.output_tokens
+        + (choice.prompt_tokens if completed or choice.computed_tokens > choice.cached_tokens else 0)
         for choice in choices
     )
 
