@@ -410,3 +410,28 @@ async def test_what_an_answer_used_of_a_quota_is_the_same_whole_and_streamed(
 
         prompt_tokens = gate.gate.admission.decisions.last(1)[0].prompt_tokens
         assert used == [prompt_tokens + server.tokens]
+
+
+@pytest.mark.parametrize("body", [{"prompt": ["x"] * 129}, {"prompt": ["x", "y"], "n": 65}, {"n": 129}], ids=str)
+async def test_more_choices_than_can_be_priced_never_reach_it(
+    server: ForeignServer, tmp_path: Path, body: dict[str, Any]
+) -> None:
+    async with gate_before(server, tmp_path) as gate:
+        before = len(server.bodies)
+        async with gate.post(path="/v1/completions", **({"prompt": "x"} | body)) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (400, "n")
+        assert len(server.bodies) == before
+
+
+async def test_an_engine_that_falls_silent_while_it_is_measured_is_asked_again(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "SILENCE_S", 0.05)
+    monkeypatch.setattr(scrape, "BACKOFF_US", 0)
+    server.hold_token[0] = asyncio.Event()
+    async with gate_before(server, tmp_path, ready=False) as gate:
+        await until(lambda: server.aborted > 0)
+
+        server.hold_token.clear()
+
+        await until(lambda: gate.gate.not_ready() is None)

@@ -58,6 +58,9 @@ class Asked:
     streamed: bool = False
     """Whether the answer is to come token by token."""
 
+    num_choices: int = 1
+    """As asked for: of more than a call may have, not all are in `prompts` and `choices_per_prompt`."""
+
     @property
     def largest(self) -> int:
         """Index of the largest prompt."""
@@ -120,9 +123,12 @@ def parse(body: bytes, route: Route) -> Asked:
     except RecursionError as error:
         raise Refused(_TOO_DEEP) from error
     limit = data.get("max_completion_tokens", data.get("max_tokens")) if route == "chat" else data.get("max_tokens")
+    choices_per_prompt, sent = _positive(data.get("n")) or 1, data.get("prompt")
+    num_prompts = len(sent) if isinstance(sent, list) and len(prompts) > 1 else 1
     return Asked(
         prompts=prompts,
-        choices_per_prompt=min(MAX_CHOICES, _positive(data.get("n")) or 1),
+        choices_per_prompt=min(MAX_CHOICES, choices_per_prompt),
+        num_choices=num_prompts * choices_per_prompt,
         # A wrong type is the engine's to refuse: priced as the least. Beyond its own bound a number is just too large.
         max_tokens=None if limit is None else min(MOST_OUTPUT_TOKENS, _positive(limit) or 1),
         param="messages" if route == "chat" else "prompt",
@@ -148,6 +154,13 @@ def too_long_an_answer(asked: Asked, limits: Limits) -> str | None:
         f"an answer of {least}{asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's "
         f"context length is {limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
     )
+
+
+def too_many_choices(asked: Asked) -> str | None:
+    """Why the call is too many at once: an engine that took them all would be given more than was priced."""
+    if asked.num_choices <= MAX_CHOICES:
+        return None
+    return f"the prompts and n of this request make more choices than the {MAX_CHOICES} that one call may ask for"
 
 
 def hopeless(asked: Asked, limits: Limits) -> str | None:

@@ -88,6 +88,8 @@ class Reception:
             return refusal
         limits, pricing = self._admission.room.limits, self._admission.room.pricing
         assert limits is not None, "an available engine has told its limits"
+        if (problem := estimate.too_many_choices(asked)) is not None:
+            return Refusal(Reason.BAD_REQUEST, sentence(problem), param="n")
         if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
             return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
         problem = estimate.hopeless(asked, limits)

@@ -5,6 +5,7 @@ Owns the questions. Their text begins with a number that no earlier start used, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -20,6 +21,8 @@ LONG_WORDS = 400
 OUTPUT_TOKENS = 16
 # The first compiles and allocates; of the others the faster one is the engine's own time.
 ROUNDS = 3
+# Of some hundred tokens no engine is silent for so long; its door stays shut until it has answered.
+SILENCE_S = 120.0
 # A word and its space are at most this many tokens, so that the long prompt fits for certain.
 _TOKENS_PER_WORD = 2
 _WORDS = ("river", "stone", "under", "light", "seven", "paper", "morning", "garden", "windows", "rain", "and", "tower")
@@ -62,9 +65,10 @@ async def _ask(
     tokens, tail = 0, b""
     headers = {"Content-Type": "application/json"}
     try:
-        async with connection.request(
-            "POST", "/v1/completions", headers=headers, body=json.dumps(body).encode()
-        ) as answer:
+        async with (
+            asyncio.timeout(SILENCE_S),
+            connection.request("POST", "/v1/completions", headers=headers, body=json.dumps(body).encode()) as answer,
+        ):
             if answer.status != OK:
                 raise EngineUnreachable(f"it answered a first question with status {answer.status}", refused=False)
             while chunk := await answer.content.readany():
@@ -73,6 +77,8 @@ async def _ask(
                     last_us = clock()
                     first_us = first_us or last_us
                 tail = (tail + chunk)[-2048:]
+    except TimeoutError as error:
+        raise EngineUnreachable("it did not answer a first question in time", refused=False) from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise EngineUnreachable(str(error), refused=False) from error
     if not tokens:
