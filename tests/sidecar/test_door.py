@@ -358,3 +358,14 @@ def test_one_whose_own_promise_is_lost_while_it_waits_goes_and_the_next_comes_in
 
     assert refusal(hasty.verdict).reason is Reason.TTFT_PROMISE
     assert isinstance(behind.verdict, Permit)
+
+
+def test_observe_tells_who_would_have_been_refused_for_the_share_of_others() -> None:
+    live = live_config(max_wait_us=0)
+    pod = Pod(replace(live, admission=replace(live.admission, mode="Observe")), slots=10, blocks=200)
+    for name in ("flood",) * 6 + ("a", "b"):
+        pod.admit(name)
+
+    pod.admit("flood")
+
+    assert pod.admission.decisions.last(1)[0].shed_by == Reason.TENANT_SHARE

@@ -6,6 +6,7 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import TenantConfig
+from sluice_sidecar import tenants as module
 from sluice_sidecar.ledger import ChoiceCost, Cost
 from sluice_sidecar.limits import Limits
 from sluice_sidecar.progress import Progress
@@ -121,6 +122,19 @@ def test_room_is_kept_for_two_and_no_more() -> None:
         tenants.asked(name, SHORT, 0)
 
     assert len(tenants.kept_from("flood", 0)) == 2
+
+
+def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = crowded()
+    tenants.asked("a", SHORT, 0)
+    for name in "cdef":
+        tenants.start(name, name, 8_000)
+        tenants.asked(name, SHORT, 0)
+    assert tenants.kept_from("flood", 0) == SHORT.choices
+
+    monkeypatch.setattr(module, "LOOKED_AT", 4)
+
+    assert tenants.kept_from("flood", 0) == ()
 
 
 def test_who_asked_long_ago_is_forgotten() -> None:

@@ -232,6 +232,7 @@ class Admission:
 
         What would wait at the door counts as let in, since what a wait is for mostly comes; here nobody waits.
         """
+        self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
         look = self._door.look(ticket, now_us)
         ticket.decision.looked(look)
         refusal = refusal or deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)

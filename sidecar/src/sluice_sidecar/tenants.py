@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sluice_engine.config import TenantConfig
 from sluice_sidecar.ledger import ChoiceCost, Cost
@@ -27,6 +28,8 @@ _SCALE = 1000
 RECENT_US = 1_000_000
 # For so many of them, and this part of the room, since the next may ask for more than the last.
 KEPT_FOR, KEPT_PERCENT = 2, 5
+# Of those who asked last, a decision looks at no more: beyond, it would cost more than it may.
+LOOKED_AT = 64
 # Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
 MAX_IDLE = 1024
 
@@ -111,7 +114,7 @@ class Tenants:
         if has <= due:
             return kept
         found = 0
-        for name in reversed(self._recent):
+        for name in islice(reversed(self._recent), LOOKED_AT):
             asked_us, cost = self._recent[name]
             if now_us - asked_us > RECENT_US or found == KEPT_FOR:
                 return kept
