@@ -35,6 +35,14 @@ def chat(text: str, **body: Any) -> dict[str, Any]:
     [
         pytest.param(chat("x" * 300, max_tokens=7), "chat", [(140, 7)], id="text-by-its-bytes-and-the-template"),
         pytest.param(chat("x" * 300, max_completion_tokens=7), "chat", [(140, 7)], id="the-newer-name-of-max-tokens"),
+        pytest.param(
+            chat("x" * 300, max_completion_tokens=7, max_tokens=9), "chat", [(140, 9)], id="the-longest-of-two-limits"
+        ),
+        pytest.param(
+            chat("x" * 300, max_completion_tokens=None, max_tokens=9), "chat", [(140, 9)], id="null-is-no-limit"
+        ),
+        pytest.param(chat("x" * 300, max_tokens=1, n_predict=9), "chat", [(140, 9)], id="what-llama-cpp-goes-by"),
+        pytest.param(chat("x" * 300, max_tokens=-1), "chat", [(140, 884)], id="below-zero-is-no-limit-to-llama-cpp"),
         pytest.param(chat("x" * 300), "chat", [(140, 884)], id="no-max-tokens-is-what-fits"),
         pytest.param(chat("x", max_tokens=7, n=3), "chat", [(41, 7)] * 3, id="each-choice-has-its-own-prefill"),
         pytest.param(chat("x", max_tokens=7, n=10**9), "chat", [(41, 7)] * 128, id="n-is-bounded-before-it-is-used"),

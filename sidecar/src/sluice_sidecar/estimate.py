@@ -35,6 +35,8 @@ MOST_BYTES_PER_TOKEN = 16
 COUNTED_FROM_SHARE = 0.25
 # What else of a body becomes part of a chat's prompt.
 _TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_template", "chat_template_kwargs")
+# Where the length of an answer is asked for; the last is llama.cpp's, and goes before the others there.
+_LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 # The engine's own bound on the field; Python refuses to print numbers of thousands of digits.
 MOST_OUTPUT_TOKENS = 2**31 - 1
 _TOO_DEEP = Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")
@@ -122,18 +124,17 @@ def parse(body: bytes, route: Route) -> Asked:
         prompts = (_chat(data),) if route == "chat" else _prompts(data.get("prompt"))
     except RecursionError as error:
         raise Refused(_TOO_DEEP) from error
-    limit = data.get("max_completion_tokens", data.get("max_tokens")) if route == "chat" else data.get("max_tokens")
+    max_tokens, max_tokens_param = _limit(data)
     choices_per_prompt, sent = _positive(data.get("n")) or 1, data.get("prompt")
     num_prompts = len(sent) if isinstance(sent, list) and len(prompts) > 1 else 1
     return Asked(
         prompts=prompts,
         choices_per_prompt=min(MAX_CHOICES, choices_per_prompt),
         num_choices=num_prompts * choices_per_prompt,
-        # A wrong type is the engine's to refuse: priced as the least. Beyond its own bound a number is just too large.
-        max_tokens=None if limit is None else min(MOST_OUTPUT_TOKENS, _positive(limit) or 1),
+        max_tokens=max_tokens,
         param="messages" if route == "chat" else "prompt",
         streamed=data.get("stream") is True,
-        max_tokens_param="max_completion_tokens" if "max_completion_tokens" in data else "max_tokens",
+        max_tokens_param=max_tokens_param,
         behind=_positive(data.get("priority")) is not None,
         user=user if isinstance(user := data.get("user"), str) else "",
     )
@@ -199,6 +200,20 @@ def tokenize_body(body: bytes, asked: Asked) -> bytes:
 def most_prompt_tokens(max_tokens: int, limits: Limits) -> int:
     """The longest prompt that fits beside such an answer."""
     return min(limits.max_length_tokens - max_tokens, limits.pool_tokens - max_tokens + 1)
+
+
+def _limit(data: Mapping[str, object]) -> tuple[int | None, str]:
+    """The longest answer that an engine may read in a body, and the field that says so; None: whatever fits.
+
+    Where several fields say it, each engine goes by another. To llama.cpp a negative number is no limit.
+    """
+    found = {name: data[name] for name in _LIMITS if data.get(name) is not None}
+    if not found or any(isinstance(value, int | float) and value < 0 for value in found.values()):
+        return None, next(iter(found), "max_tokens")
+    # A wrong type is the engine's to refuse: priced as the least. Beyond its own bound a number is just too large.
+    tokens = {name: min(MOST_OUTPUT_TOKENS, _positive(value) or 1) for name, value in found.items()}
+    name = max(tokens, key=lambda name: tokens[name])
+    return tokens[name], name
 
 
 def _positive(value: object) -> int | None:
