@@ -71,6 +71,17 @@ def test_the_peak_with_others_is_that_of_all_together(scene: tuple[int, list[Gro
     assert peak.peak() == peak_by_simulation(inside, block_tokens), "asking changes nothing"
 
 
+@given(scenes(), st.integers(1, 6))
+def test_the_peak_with_choices_that_are_alike_is_that_of_all_together(
+    scene: tuple[int, list[Growth]], choices: int
+) -> None:
+    block_tokens, growths = scene
+    one = growths[0] if growths else Growth(20, 5, 0)
+    asking = [one] * choices
+
+    assert filled(growths, block_tokens).peak_with(asking) == peak_by_simulation(growths + asking, block_tokens)
+
+
 @pytest.mark.parametrize(
     ("items", "peak"),
     [

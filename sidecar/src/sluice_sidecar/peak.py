@@ -130,17 +130,19 @@ class FuturePeak:
 
     def peak_with(self, growths: Sequence[Growth]) -> int:
         """The peak if these entered as well."""
-        if len(growths) != 1:
+        if not growths or any(one != growths[0] for one in growths):
             trial = self._copy()
             for one in growths:
                 trial.add(one)
             return trial.peak()
-        (one,) = growths
+        one, number = growths[0], len(growths)
+        # The choices of one prompt are all alike, and share among themselves what they share with others.
+        double = (number - 1) * one.shared_blocks
         count, end = self._count, one.end
         at = int(self._ends[:count].searchsorted(end, "right"))
         held = self._blocks[:count] - self._shared[:count]
-        held[:at] += self._blocks_of(one, at)
-        own = -(-(one.held + one.grows) // self._block_tokens)
+        held[:at] += self._blocks_of(one, at) * number - double
+        own = -(-(one.held + one.grows) // self._block_tokens) * number - double
         if one.shared_blocks:
             for low, high, blocks in self._sharing(one):
                 held[low:high] -= blocks
