@@ -132,4 +132,5 @@ async def test_a_gateways_fairness_id_is_the_tenant_where_the_gateway_is_trusted
             assert (response.status, (await response.json())["error"]["param"]) == (400, header)
     async with running_gate(engine, socket_dir) as gate:
         assert await tenant_of(engine, gate, headers={header: "team-a"}) is None
+        assert header not in engine.headers[-1], "the engine believes what the gate passes on"
         assert f'stripped_headers_total{{header="{header}"}} 1.0' in gate.gate.metrics.page().decode()

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from sluice_engine.core.terms import IDENTITY_HEADERS
+
 _HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade", "http2-settings",
@@ -16,6 +18,8 @@ _HOP_BY_HOP = frozenset((
 _NOT_FORWARDED = frozenset(("host", "content-length", "expect", "accept-encoding", "content-encoding"))
 # Who a caller is was settled at the door; its secrets are none of the engine's, nor of the engine's log.
 _SECRET = frozenset(("authorization", "cookie"))
+# An engine takes the gate's word for a tenant in a gateway's header as well: who was not believed here is not there.
+_IDENTITY = frozenset(IDENTITY_HEADERS)
 _NOT_RETURNED = frozenset(("content-length", "date", "server"))
 # What only the gate says of itself, to the engine and to the client.
 _OWN = "x-sluice-"
@@ -39,7 +43,7 @@ class Headers(Protocol):
 
 def for_engine(received: Headers, request_id: str, terms: Mapping[str, str]) -> dict[str, str]:
     """What the engine is told; `terms` are the headers on which the call is served."""
-    headers = _joined(received, _HOP_BY_HOP | _NOT_FORWARDED | _SECRET, (CLIENT_ID, _OWN))
+    headers = _joined(received, _HOP_BY_HOP | _NOT_FORWARDED | _SECRET | _IDENTITY, (CLIENT_ID, _OWN))
     headers.setdefault("content-type", "application/json")
     headers |= terms
     headers[REQUEST_ID] = request_id
