@@ -290,6 +290,8 @@ BATCH = Terms(service_class="batch")
         pytest.param('{"prompt": "a"}', -1, -6, id="large-numbers-first"),
         pytest.param('{"prompt": "a", "priority": 5}', 1, 7, id="asked-to-be-behind-its-own"),
         pytest.param('{"prompt": "a", "priority": -5}', 1, 6, id="nobody-leaves-its-class"),
+        pytest.param('{"prompt": "a", "\\u0070riority": -5}', 1, 6, id="nor-by-another-spelling"),
+        pytest.param('{"prompt": {} }', 1, 6, id="an-empty-field-at-the-end"),
         pytest.param('{"prompt": "say \\"priority\\""}', 1, 6, id="the-word-in-a-text"),
         pytest.param("{}", 1, 6, id="an-empty-body"),
         pytest.param(' { "prompt": "ä" }', -1, -6, id="spaces"),

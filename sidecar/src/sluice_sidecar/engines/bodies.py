@@ -25,10 +25,10 @@ def with_priority(content: bytes, terms: Terms, sign: int) -> bytes:
             return content  # the engine says best what is wrong with it
         content = json.dumps(data).encode()
     behind = isinstance(asked, int) and asked > 0
-    start = content.index(b"{") + 1
-    rest = content[start:]
-    comma = b"" if rest.lstrip().startswith(b"}") else b", "
-    return b"%s%s: %d%s%s" % (content[:start], _WORD, sign * terms.priority(behind=behind), comma, rest)
+    # At the end: of two fields of one name the last counts, and a client may have written the name with escapes.
+    fields = content.rstrip()[:-1]
+    comma = b"" if fields.strip() == b"{" else b", "
+    return b"%s%s%s: %d}" % (fields, comma, _WORD, sign * terms.priority(behind=behind))
 
 
 def without_priority(content: bytes) -> bytes:
