@@ -37,6 +37,9 @@ COUNTED_FROM_SHARE = 0.25
 _TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_template", "chat_template_kwargs")
 # Where the length of an answer is asked for; the last is llama.cpp's, and goes before the others there.
 _LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+# Of those and of a message, what is written out in the prompt: word for word or nearly so.
+_WRITTEN_FIELDS = ("tools", "functions", "documents")
+_WRITTEN_OF_A_MESSAGE = ("tool_calls", "function_call", "reasoning_content")
 # The engine's own bound on the field; Python refuses to print numbers of thousands of digits.
 MOST_OUTPUT_TOKENS = 2**31 - 1
 _TOO_DEEP = Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")
@@ -188,7 +191,7 @@ def tokenize_body(body: bytes, asked: Asked) -> bytes:
     """What `/tokenize` is asked in order to count the largest prompt of a body that was parsed before."""
     data = json.loads(body)
     if asked.param == "messages":
-        question = {"messages": data["messages"]}
+        question = {name: data[name] for name in ("messages", "tools") if data.get(name)}
     else:
         prompt = data["prompt"]
         question = {"prompt": prompt if isinstance(prompt, str) else prompt[asked.largest]}
@@ -233,10 +236,11 @@ def _chat(data: Mapping[str, object]) -> PromptSize:
     messages = data.get("messages")
     texts: list[str] = []
     told = [_told({name: data[name] for name in _TEMPLATE_FIELDS if name in data})]
-    count = 0
+    count, written_bytes = 0, _written_bytes(data, _WRITTEN_FIELDS)
     for message in messages if isinstance(messages, list) else []:
         count += 1
         content = message.get("content") if isinstance(message, dict) else None
+        written_bytes += _written_bytes(message, _WRITTEN_OF_A_MESSAGE) if isinstance(message, dict) else 0
         told.append(_told({k: v for k, v in message.items() if k != "content"} if isinstance(message, dict) else {}))
         for part in content if isinstance(content, list) else [content]:
             text = part.get("text") if isinstance(part, dict) else part
@@ -248,7 +252,11 @@ def _chat(data: Mapping[str, object]) -> PromptSize:
                 told.append(blake2b(_told(part), digest_size=16).digest())
     overhead = TEMPLATE_OVERHEAD_TOKENS + MESSAGE_OVERHEAD_TOKENS * count
     # Each part apart from the next, or two conversations could say the same in other words' places.
-    return PromptSize(sum(map(_weighted_bytes, texts)), overhead, text=b"\x00".join(told))
+    return PromptSize(written_bytes + sum(map(_weighted_bytes, texts)), overhead, text=b"\x00".join(told))
+
+
+def _written_bytes(fields: Mapping[str, object], names: tuple[str, ...]) -> int:
+    return sum(len(_told(fields[name])) for name in names if fields.get(name))
 
 
 def _told(value: object) -> bytes:

@@ -74,7 +74,8 @@ class LlamaCpp:
         """By `/tokenize`; messages are put into the model's template first."""
         text = question.get("prompt")
         if "messages" in question:
-            templated = await post_json("/apply-template", {"messages": question["messages"]})
+            asked = {name: value for name, value in question.items() if name in {"messages", "tools"}}
+            templated = await post_json("/apply-template", asked)
             text = templated.get("prompt") if isinstance(templated, dict) else None
         if not isinstance(text, str):
             return None
