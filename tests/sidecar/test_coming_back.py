@@ -130,6 +130,19 @@ def test_attempts_are_counted_by_verdict() -> None:
     assert door.admission.retries_total == {"admitted": 1, "refused": 1}
 
 
+def test_who_leaves_the_line_was_not_refused() -> None:
+    door = Door(max_wait_us=1 * S)
+    for number in range(4):
+        door.admission.enter(f"inside-{number}", COST, 0, print)
+    ticket = door.admission.enter("leaves", COST, 0, print, attempt=Attempt(1, b"key"))
+    assert isinstance(ticket, Ticket)
+
+    door.admission.leave(ticket, 0)
+
+    assert door.admission.retries_total["refused"] == 0
+    assert door.admission.attempts.number(Attempt(0, b"key"), 0) == 2, "it may come back all the same"
+
+
 def test_the_measured_wait_is_kept_beside_what_was_told() -> None:
     door = Door()
     for _ in range(3):

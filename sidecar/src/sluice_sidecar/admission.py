@@ -146,7 +146,8 @@ class Admission:
         """Its client left, at the door or with a permit it never heard of."""
         if self._queue.remove(ticket):
             self.quotas.settle(ticket.request_id, 0)
-            self._may_come_back(ticket, now_us)
+            # It was not refused; whoever gave up may ask again all the same.
+            self.attempts.turned_away(ticket.attempt, now_us)
             self.advance(now_us)
         elif isinstance(ticket.verdict, Permit):
             ticket.verdict.close(now_us)
