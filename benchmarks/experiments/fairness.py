@@ -39,9 +39,9 @@ def nobody(terms: Terms, cost: Cost, now_us: int) -> Cost | None:
     return None
 
 
-def never(terms: Terms, cost: Cost) -> bool:
+def never(terms: Terms, cost: Cost, now_us: int) -> bool:
     """No size goes before another."""
-    del terms, cost
+    del terms, cost, now_us
     return False
 
 

@@ -40,13 +40,13 @@ def test_a_size_that_gets_in_less_often_goes_before_shorter_ones_that_have_to_wa
     for number in range(10):
         (made.admitted if number < 6 else made.refused)(USUAL, LARGE, 0)
 
-    assert made.is_ahead(USUAL, SMALL)
-    assert not made.is_ahead(USUAL, LARGE)
-    assert not made.is_ahead(USUAL, HUGE), "nobody has asked for that much"
-    assert not made.is_ahead(BATCH, SMALL), "classes do not meet here"
+    assert made.is_ahead(USUAL, SMALL, 0)
+    assert not made.is_ahead(USUAL, LARGE, 0)
+    assert not made.is_ahead(USUAL, HUGE, 0), "nobody has asked for that much"
+    assert not made.is_ahead(BATCH, SMALL, 0), "classes do not meet here"
     made.admitted(USUAL, LARGE, 0)
     made.admitted(USUAL, LARGE, 0)
-    assert not made.is_ahead(USUAL, SMALL), "near enough"
+    assert not made.is_ahead(USUAL, SMALL, 0), "near enough"
     assert kept(made) is None, "and no room need be kept"
 
 
@@ -141,7 +141,8 @@ def test_what_is_long_ago_counts_for_little() -> None:
         made.admitted(USUAL, SMALL, second * S)
         made.refused(USUAL, LARGE, second * S)
 
-    assert made.is_ahead(USUAL, SMALL)
+    assert made.is_ahead(USUAL, SMALL, 120 * S)
+    assert not made.is_ahead(USUAL, SMALL, 3600 * S), "nobody has asked for an hour"
 
 
 def test_a_call_of_many_choices_is_as_large_as_all_of_them() -> None:
@@ -156,13 +157,13 @@ def test_a_tenant_that_asks_often_is_judged_by_its_own_requests() -> None:
         made.admitted(often, SMALL, 0)
         made.refused(Terms(tenant="flood"), LARGE, 0)
 
-    assert not made.is_ahead(often, SMALL), "it has nothing longer"
+    assert not made.is_ahead(often, SMALL, 0), "it has nothing longer"
     assert made.kept_for(often, SMALL, 0) is None
     made.admitted(seldom, SMALL, 0)
-    assert made.is_ahead(seldom, SMALL), "too little is known of it alone"
+    assert made.is_ahead(seldom, SMALL, 0), "too little is known of it alone"
     for _ in range(2):
         made.refused(often, LARGE, 0)
-    assert made.is_ahead(often, SMALL)
+    assert made.is_ahead(often, SMALL, 0)
 
 
 def test_one_huge_request_does_not_turn_everybody_else_away() -> None:
@@ -170,10 +171,10 @@ def test_one_huge_request_does_not_turn_everybody_else_away() -> None:
     for _ in range(3):
         made.refused(USUAL, HUGE, 0)
 
-    assert not made.is_ahead(USUAL, SMALL), "three of two hundred are too few"
+    assert not made.is_ahead(USUAL, SMALL, 0), "three of two hundred are too few"
     made.refused(USUAL, LARGE, 0)
     made.refused(USUAL, LARGE, 0)
-    assert made.is_ahead(USUAL, SMALL), "with the large ones they are enough"
+    assert made.is_ahead(USUAL, SMALL, 0), "with the large ones they are enough"
 
 
 def test_names_from_outside_do_not_fill_the_memory() -> None:

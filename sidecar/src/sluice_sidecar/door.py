@@ -125,7 +125,7 @@ class Door:
             # Twice: a mean is no promise, and a wait that may well help is worth more than a quick refusal.
             if held.wait_us + ahead_us > 2 * most_us:
                 return 0
-        if self.sizes.is_ahead(ticket.terms, ticket.cost) and not self.tenants.is_crowded(ticket.terms.tenant):
+        if self.sizes.is_ahead(ticket.terms, ticket.cost, now_us) and not self.tenants.is_crowded(ticket.terms.tenant):
             problem = "longer requests, which are let in less often, go before those that have to wait"
             ticket.held = Held(Reason.SIZE_GUARD, problem, held.wait_us)
             return 0

@@ -80,7 +80,7 @@ class _Sizes:
 
     def count(self, digits: int, now_us: int) -> _Size:
         """One more has asked."""
-        self._halve(now_us)
+        self.halve(now_us)
         size = self.by_digits.get(digits)
         if size is None:
             size = self.by_digits[digits] = _Size()
@@ -131,7 +131,8 @@ class _Sizes:
                 return size.cost
         return None
 
-    def _halve(self, now_us: int) -> None:
+    def halve(self, now_us: int) -> None:
+        """Forget half for each span that went by."""
         if self.halved_us is None:
             self.halved_us = now_us
         halvings = (now_us - self.halved_us) // HALVED_US
@@ -173,14 +174,14 @@ class SizeGuard:
         for sizes in self._counted(terms):
             sizes.refused(_digits(cost), cost, now_us)
 
-    def is_ahead(self, terms: Terms, cost: Cost) -> bool:
+    def is_ahead(self, terms: Terms, cost: Cost, now_us: int) -> bool:
         """Whether calls of this size are let in clearly more often than some that are larger."""
-        sizes = self._judged(terms)
+        sizes = self._judged(terms, now_us)
         return sizes is not None and sizes.is_ahead(_digits(cost))
 
     def kept_for(self, terms: Terms, cost: Cost, now_us: int) -> Cost | None:
         """The larger call that must still find room beside this one; None when there is none."""
-        sizes = self._judged(terms)
+        sizes = self._judged(terms, now_us)
         return None if sizes is None else sizes.kept_for(_digits(cost), now_us)
 
     @staticmethod
@@ -188,9 +189,17 @@ class SizeGuard:
         """Whether a call is of the other's size, or a larger one."""
         return _digits(cost) >= _digits(other)
 
-    def _judged(self, terms: Terms) -> _Sizes | None:
+    def _judged(self, terms: Terms, now_us: int) -> _Sizes | None:
+        # Who asks after a long silence is not judged by what was before it.
         own = self._own.get((terms.service_class, terms.tenant))
-        return own if own is not None and own.asked >= OWN_FROM else self._classes.get(terms.service_class)
+        if own is not None:
+            own.halve(now_us)
+            if own.asked >= OWN_FROM:
+                return own
+        others = self._classes.get(terms.service_class)
+        if others is not None:
+            others.halve(now_us)
+        return others
 
     def _counted(self, terms: Terms) -> tuple[_Sizes, ...]:
         """Where a call of these terms is counted."""
