@@ -4,6 +4,7 @@ import pytest
 
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.ledger import ChoiceCost, Cost
+from sluice_sidecar.prefixes import Beginning, Match
 from sluice_sidecar.sizes import KEPT_US, MAX_OWN, OWN_FROM, REST_FACTOR, SizeGuard
 
 S = 1_000_000
@@ -57,7 +58,7 @@ def test_one_refused_twice_while_smaller_ones_get_in_has_room_kept_for_it() -> N
     assert kept(made) is None
     made.refused(USUAL, LARGE, 0)
 
-    assert kept(made) is LARGE
+    assert kept(made) == LARGE
     assert made.kept_for(USUAL, LARGE, 0) is None, "not from its own size"
     assert kept(made, 0, BATCH) is None, "nor from another class"
 
@@ -88,7 +89,7 @@ def test_the_largest_that_is_behind_is_kept_for() -> None:
         made.refused(USUAL, LARGE, 0)
         made.refused(USUAL, HUGE, 0)
 
-    assert kept(made) is HUGE
+    assert kept(made) == HUGE
     assert made.kept_for(USUAL, LARGE, 0) is None, "the large ones fared no better than the huge one"
 
 
@@ -96,13 +97,13 @@ def test_kept_in_vain_it_is_given_up_and_not_begun_again_for_a_while() -> None:
     made = guard()
     refuse_twice(made, 0)
 
-    assert kept(made, KEPT_US - 1) is LARGE
+    assert kept(made, KEPT_US - 1) == LARGE
     assert kept(made, KEPT_US) is None
     refuse_twice(made, KEPT_US + 1)
     assert kept(made, KEPT_US + 1) is None
     later_us = KEPT_US + REST_FACTOR * KEPT_US
     refuse_twice(made, later_us)
-    assert kept(made, later_us) is LARGE
+    assert kept(made, later_us) == LARGE
 
 
 def refused_huge(made: SizeGuard, now_us: int) -> bool:
@@ -126,10 +127,22 @@ def test_one_that_was_let_in_ends_it_unless_its_size_is_still_behind() -> None:
         made.refused(USUAL, LARGE, 0)
 
     made.admitted(USUAL, LARGE, 5 * S)
-    assert kept(made, 5 * S) is LARGE
+    assert kept(made, 5 * S) == LARGE
     for _ in range(12):
         made.admitted(USUAL, LARGE, 6 * S)
     assert kept(made, 6 * S) is None
+
+
+def test_no_prompt_is_kept_with_the_room_for_it() -> None:
+    made = guard()
+    text = Cost(LARGE.choices, matches=(Match(Beginning("", b"x" * 4096)),))
+    for _ in range(2):
+        made.refused(USUAL, text, 0)
+
+    found = kept(made)
+
+    assert found is not None
+    assert (found.choices, found.matches) == (LARGE.choices, ())
 
 
 def test_what_is_long_ago_counts_for_little() -> None:

@@ -9,6 +9,7 @@ from sluice_engine.config import TenantConfig
 from sluice_sidecar import tenants as module
 from sluice_sidecar.ledger import ChoiceCost, Cost
 from sluice_sidecar.limits import Limits
+from sluice_sidecar.prefixes import Beginning, Match
 from sluice_sidecar.progress import Progress
 from sluice_sidecar.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
 
@@ -135,6 +136,14 @@ def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "LOOKED_AT", 4)
 
     assert tenants.kept_from("flood", 0) == ()
+
+
+def test_no_prompt_is_kept_of_who_asked() -> None:
+    tenants = crowded()
+
+    tenants.asked("a", Cost(SHORT.choices, matches=(Match(Beginning("a", b"x" * 4096)),)), 0)
+
+    assert list(tenants._recent.values()) == [(0, SHORT.choices)]
 
 
 def test_who_asked_long_ago_is_forgotten() -> None:

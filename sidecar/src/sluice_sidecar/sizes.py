@@ -102,7 +102,8 @@ class _Sizes:
         size = self.count(digits, now_us)
         size.check(now_us)
         if now_us >= size.rests_until_us and self._is_starved(digits):
-            size.cost = cost
+            # Without its prompt: that is gone with its body.
+            size.cost = Cost(cost.choices)
             size.keep(now_us)
 
     def is_ahead(self, digits: int) -> bool:

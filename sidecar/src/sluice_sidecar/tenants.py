@@ -71,8 +71,8 @@ class Tenants:
         """Tenants with nothing here that are kept for what they have overdrawn, the longest kept first."""
         self._bookings: dict[str, tuple[str, int]] = {}
         """Tenant and estimate of each request inside."""
-        self._recent: OrderedDict[str, tuple[int, Cost]] = OrderedDict()
-        """When each tenant asked last, and for what; the last to ask at the end."""
+        self._recent: OrderedDict[str, tuple[int, tuple[ChoiceCost, ...]]] = OrderedDict()
+        """When each tenant asked last, and for what; the last to ask at the end. No prompt is kept with it."""
         self._virtual_time = 0
         """Virtual service at which the last request started: it never falls."""
         self._booked_us = 0
@@ -102,7 +102,7 @@ class Tenants:
 
     def asked(self, tenant: str, cost: Cost, now_us: int) -> None:
         """A request of it has come."""
-        self._recent[tenant] = now_us, cost
+        self._recent[tenant] = now_us, cost.choices
         self._recent.move_to_end(tenant)
         while now_us - self._recent[next(iter(self._recent))][0] > RECENT_US:
             self._recent.popitem(last=False)
@@ -115,12 +115,12 @@ class Tenants:
             return kept
         found = 0
         for name in islice(reversed(self._recent), LOOKED_AT):
-            asked_us, cost = self._recent[name]
+            asked_us, choices = self._recent[name]
             if now_us - asked_us > RECENT_US or found == KEPT_FOR:
                 return kept
             has, due = self.shares_percent(name)
             if name != tenant and has < due:
-                kept += cost.choices
+                kept += choices
                 found += 1
         return kept
 
