@@ -117,6 +117,16 @@ def test_who_has_more_than_its_share_leaves_room_for_those_that_asked_within_a_s
     assert tenants.kept_from("a", S // 2) == (), "who has less than its share leaves room for nobody"
 
 
+def test_room_is_kept_where_a_share_is_less_than_a_percent() -> None:
+    tenants = crowded()
+    for number in range(200):
+        tenants.start(f"user-{number}", f"user-{number}", 20)
+    tenants.asked("late", SHORT, 0)
+    assert tenants.shares_percent("late") == (0, 0)
+
+    assert tenants.kept_from("flood", 0) == SHORT.choices
+
+
 def test_room_is_kept_for_two_and_no_more() -> None:
     tenants = crowded()
     for name in ("c", "a", "b"):

@@ -118,16 +118,14 @@ class Tenants:
             asked_us, choices = self._recent[name]
             if now_us - asked_us > RECENT_US or found == KEPT_FOR:
                 return kept
-            has, due = self.shares_percent(name)
-            if name != tenant and has < due:
+            if name != tenant and self._has_less(name):
                 kept += choices
                 found += 1
         return kept
 
     def is_crowded(self, tenant: str) -> bool:
         """Whether it has less than its share while another has twice its own or more."""
-        has, due = self.shares_percent(tenant)
-        return has < due and any(
+        return self._has_less(tenant) and any(
             account.booked_us * self._active_weight > 2 * account.weight * self._booked_us
             for account in self._accounts.values()
         )
@@ -178,6 +176,16 @@ class Tenants:
         weight = self.weight(tenant)
         others = self._active_weight - (0 if account is None or account.is_idle else weight)
         return 100 * booked_us // max(1, self._booked_us), 100 * weight // (weight + others)
+
+    def _has_less(self, tenant: str) -> bool:
+        """Whether it has less than its share."""
+        has, due = self.shares_percent(tenant)
+        if due:
+            return has < due
+        # Beside more than a hundred others a share is no whole percent.
+        account = self._accounts.get(tenant)
+        booked_us = 0 if account is None else account.booked_us
+        return booked_us * self._active_weight < self.weight(tenant) * self._booked_us
 
     def _active(self, tenant: str) -> Account:
         """The account of a tenant that begins to have something here, or goes on."""
