@@ -114,8 +114,8 @@ def test_a_gate_that_is_told_other_step_times_learns_how_far_they_are_off() -> N
         world.happen()
         factors[told] = replica.gate.room.learned.bias.factor(world.tally.last_end_us)
 
-    assert factors[1.0] < 1.3
-    assert factors[0.25] > 1.5
+    # Nearly all of what came is covered, not its mean alone: so the right times have a factor too.
+    assert factors[1.0] < 1.5 < factors[0.25]
 
 
 @pytest.mark.parametrize(
