@@ -120,9 +120,7 @@ class Proxy:
             if not copied.broken and events.is_complete(copied.tail):
                 call.outcome = "completed"
                 permit.completed = upstream.status == web.HTTPOk.status_code
-                output_tokens = events.output_tokens(copied.tail)
-                self._recorder.completed(times, output_tokens, self._clock(), streamed=True)
-                self._admission.room.told(permit, events.prompt_tokens(copied.tail), output_tokens)
+                self._completed(copied.tail, permit, times, streamed=True)
             elif call.cut:
                 call.outcome = call.cut
             else:
@@ -217,9 +215,7 @@ class Proxy:
                 self._recorder.metrics.response_bytes.value += len(chunk)
             if upstream.status == web.HTTPOk.status_code:
                 permit.completed = True
-                output_tokens = events.output_tokens(tail)
-                self._recorder.completed(times, output_tokens, self._clock(), streamed=False)
-                self._admission.room.told(permit, events.prompt_tokens(tail), output_tokens)
+                self._completed(tail, permit, times, streamed=False)
                 call.outcome = "completed"
             else:
                 call.outcome = "refused" if upstream.status < web.HTTPInternalServerError.status_code else "failed"
@@ -230,6 +226,12 @@ class Proxy:
         finally:
             watch.close()
         return response
+
+    def _completed(self, tail: bytes, permit: Permit, times: StreamTimes, *, streamed: bool) -> None:
+        """An answer came to its good end: what it says of its own length is measured, and learned from."""
+        output_tokens = events.output_tokens(tail)
+        self._recorder.completed(times, output_tokens, self._clock(), streamed=streamed)
+        self._admission.room.told(permit, events.prompt_tokens(tail), output_tokens)
 
     @staticmethod
     async def _next(call: Call, upstream: aiohttp.ClientResponse) -> bytes:

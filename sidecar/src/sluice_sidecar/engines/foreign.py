@@ -10,13 +10,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import aiohttp
-
 from sluice_engine.config import SLOConfig
-from sluice_engine.core.state import EngineState, LoadingProgress
+from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.engines.assumed import assume_prefilled
@@ -26,8 +23,8 @@ from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConne
 from sluice_sidecar.engines.dialect import Dialect
 from sluice_sidecar.engines.exposition import without_process_metrics
 from sluice_sidecar.engines.learned import LearnedSteps
+from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.engines.page import Page, UnreadablePage
-from sluice_sidecar.engines.poll import Beat
 from sluice_sidecar.engines.reading import Facts, Reading
 from sluice_sidecar.engines.scrape import Scrape
 from sluice_sidecar.engines.told import Started, Told
@@ -52,7 +49,7 @@ IDLE_WITHIN_US = 30_000_000
 _BUSY = frozenset((429, 503))
 
 
-class ForeignEngine:
+class ForeignEngine(EngineLink):
     """vLLM, SGLang or llama.cpp as the gate sees it."""
 
     keeps_steps = False
@@ -72,20 +69,15 @@ class ForeignEngine:
         """`has_priorities`: it was started with its priority scheduling; else it refuses the field."""
         self._dialect = dialect
         self._traits = dialect.traits
-        self._connection = connection
-        self._admission = admission
+        patience = Patience(
+            silent_after_us=SILENT_AFTER_US,
+            wedged_after_us=WEDGED_AFTER_US,
+            frozen_after_us=self._traits.frozen_after_us,
+        )
+        super().__init__(connection, admission, clock, interval_us, EngineLife(patience))
         admission.room.ledger.lists_requests = False
-        self._clock = clock
         self._slo = slo
         self._has_priorities = has_priorities
-        self._beat = Beat(self.poll, interval_us)
-        self.life = EngineLife(
-            Patience(
-                silent_after_us=SILENT_AFTER_US,
-                wedged_after_us=WEDGED_AFTER_US,
-                frozen_after_us=self._traits.frozen_after_us,
-            )
-        )
         self._told = Told(self._traits.name, started, self._traits.default_chunk_tokens)
         self._facts: Facts | None = None
         self._steps: LearnedSteps | None = None
@@ -96,29 +88,15 @@ class ForeignEngine:
         self._problem = ""
         """What was last logged of its pages, so that it is logged once."""
 
-    @property
-    def state(self) -> EngineState | None:
-        """What its last page said, in the words of our own engine's state."""
-        return self.life.state
-
-    @property
-    def loop_lag_us(self) -> int:
-        """How late the last poll began."""
-        return self._beat.lag_us
-
     async def close(self) -> None:
         """Close every connection."""
         await self._scrape.close()
-        await self._connection.close()
-
-    async def run(self) -> None:
-        """Poll until cancelled."""
-        await self._beat.run()
+        await super().close()
 
     def poke(self) -> None:
         """Something happened to a connection: look now, at its health too."""
         self._health_due_us = 0
-        self._beat.poke()
+        super().poke()
 
     def configure(self, slo: SLOConfig) -> None:
         """Another promise: what may run at once follows from it."""
@@ -140,18 +118,6 @@ class ForeignEngine:
 
     # What the gate asks.
 
-    def unavailable(self) -> Reason | None:
-        """Why no capacity exists; None when the engine can serve."""
-        return self.life.unavailable(self._clock(), has_limits=self._admission.room.limits is not None)
-
-    def start_problem(self) -> str | None:
-        """What the start still waits for; None once the engine is ready."""
-        return self.life.start_problem()
-
-    def life_problem(self) -> str | None:
-        """Positive evidence that the engine must be restarted; None without any."""
-        return self.life.life_problem(self._clock())
-
     def meaning_of(self, status: int) -> Reason | None:
         """A queue that is full is 503 for some and 429 for others: to us it is load, and an estimate that was wrong."""
         return Reason.ENGINE_OVERLOADED if status in _BUSY else None
@@ -161,16 +127,6 @@ class ForeignEngine:
         if self._has_priorities and self._traits.priority_sign:
             return with_priority(content, terms, self._traits.priority_sign)
         return without_priority(content)
-
-    def request(
-        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """One exchange with the engine."""
-        return self._connection.request(method, path, headers=headers, body=body)
-
-    async def get_json(self, path: str) -> Any:  # noqa: ANN401  # JSON has no narrower type
-        """A JSON document of the engine's."""
-        return await self._connection.get_json(path)
 
     async def count_tokens(self, body: bytes) -> int | None:
         """The exact length of a prompt; None when the engine cannot tell."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 import aiohttp
 
@@ -21,7 +19,7 @@ from sluice_engine.errors import InvalidConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConnection
 from sluice_sidecar.engines.exposition import without_process_metrics
-from sluice_sidecar.engines.poll import Beat
+from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason
 from sluice_sidecar.life import EngineLife
 
@@ -35,42 +33,16 @@ _METRICS_BACKOFF_US = 5_000_000
 _MEANINGS = {429: Reason.ENGINE_OVERLOADED, 503: Reason.ENGINE_LOADING, 504: Reason.DEADLINE_MISSED}
 
 
-class SluiceEngine:
+class SluiceEngine(EngineLink):
     """Sluice's own engine as the gate sees it."""
 
     keeps_steps = True
 
     def __init__(self, socket_path: str, admission: Admission, clock: Callable[[], int], interval_us: int) -> None:
-        self._admission = admission
-        self._clock = clock
-        self._connection = EngineConnection.to_socket(socket_path)
-        self._beat = Beat(self.poll, interval_us)
-        self.life = EngineLife()
+        super().__init__(EngineConnection.to_socket(socket_path), admission, clock, interval_us, EngineLife())
         self._metrics = (0, b"")
         self._metrics_not_before_us = 0
         self._metrics_lock = asyncio.Lock()
-
-    @property
-    def state(self) -> EngineState | None:
-        """The last state."""
-        return self.life.state
-
-    @property
-    def loop_lag_us(self) -> int:
-        """How late the last poll began."""
-        return self._beat.lag_us
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._connection.close()
-
-    async def run(self) -> None:
-        """Poll until cancelled."""
-        await self._beat.run()
-
-    def poke(self) -> None:
-        """Something happened to a connection: look now."""
-        self._beat.poke()
 
     def configure(self, slo: SLOConfig) -> None:
         """Another promise: the engine reads it for itself."""
@@ -99,18 +71,6 @@ class SluiceEngine:
             self._take(state, asked_us)
         self._admission.set_unavailable(self.unavailable(), self._clock())
 
-    def unavailable(self) -> Reason | None:
-        """Why no capacity exists; None when the engine can serve."""
-        return self.life.unavailable(self._clock(), has_limits=self._admission.room.limits is not None)
-
-    def start_problem(self) -> str | None:
-        """What the start still waits for; None once the engine is ready."""
-        return self.life.start_problem()
-
-    def life_problem(self) -> str | None:
-        """Positive evidence that the engine must be restarted; None without any."""
-        return self.life.life_problem(self._clock())
-
     @staticmethod
     def meaning_of(status: int) -> Reason | None:
         """What a status of the engine's means; None: it is the client's to read."""
@@ -121,16 +81,6 @@ class SluiceEngine:
         """The body as it came: class and tenant go in headers, and a priority means here what it means there."""
         del terms
         return content
-
-    def request(
-        self, method: str, path: str, *, headers: dict[str, str] | None = None, body: bytes | None = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        """One exchange with the engine."""
-        return self._connection.request(method, path, headers=headers, body=body)
-
-    async def get_json(self, path: str) -> Any:  # noqa: ANN401  # JSON has no narrower type
-        """A JSON document of the engine's."""
-        return await self._connection.get_json(path)
 
     async def count_tokens(self, body: bytes) -> int | None:
         """The exact length of a prompt; None when the engine cannot tell, and will say why itself."""
