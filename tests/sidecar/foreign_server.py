@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
+from sidecar.killable import Killable
 
 PAGES = Path(__file__).parent / "pages"
 
@@ -34,7 +34,7 @@ def vllm_page(**values: float | None) -> bytes:
 
 
 @dataclass
-class ForeignServer:
+class ForeignServer(Killable):
     """Listens on `url` while inside `running()`. Counts what runs in it, and puts that on its page."""
 
     health: int = 200
@@ -55,21 +55,12 @@ class ForeignServer:
     aborted: int = 0
     gaps: int = 0
     port: int = 0
-    _runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[ForeignServer]:
-        await self.start()
-        try:
-            yield self
-        finally:
-            await self.kill()
-
-    async def start(self) -> None:
+    def app(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -78,20 +69,14 @@ class ForeignServer:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        return app
+
+    async def listen(self, runner: web.AppRunner) -> None:
+        await web.TCPSite(runner, "127.0.0.1", self.port).start()
+        self.port = runner.addresses[0][1]
 
     async def kill(self) -> None:
-        """Gone, connections included, as after kill -9."""
-        if self._runner is not None:
-            for connection in self._runner.server.connections if self._runner.server else []:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        await super().kill()
         self.in_flight = self.gaps = 0
 
     async def _health(self, _: web.Request) -> web.Response:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from sidecar.killable import Killable
 from sluice_engine import codec
 from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_engine.core.state import DerivedLimits, EngineState, PoolState, RequestState, StepCost
@@ -67,7 +67,7 @@ class Script:
 
 
 @dataclass
-class ScriptedEngine:
+class ScriptedEngine(Killable):
     """Serves on `socket_path` while inside `running()`."""
 
     socket_path: Path
@@ -82,19 +82,8 @@ class ScriptedEngine:
     count_tokens: Callable[[str], int] = len
     freeze: bool = False
     """Answers `/state` never."""
-    _runner: web.AppRunner | None = None
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[ScriptedEngine]:
-        """Serve until left."""
-        await self.start()
-        try:
-            yield self
-        finally:
-            await self.kill()
-
-    async def start(self) -> None:
-        """Listen."""
+    def app(self) -> web.Application:
         app = web.Application(client_max_size=64 * 1024 * 1024)
         app.router.add_get("/state", self._state)
         app.router.add_get("/metrics", self._metrics)
@@ -104,18 +93,14 @@ class ScriptedEngine:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
-        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
-        await self._runner.setup()
-        await web.UnixSite(self._runner, str(self.socket_path)).start()
+        return app
+
+    async def listen(self, runner: web.AppRunner) -> None:
+        await web.UnixSite(runner, str(self.socket_path)).start()
 
     async def kill(self) -> None:
-        """Gone, connections and socket file included, as after kill -9."""
-        if self._runner is not None:
-            for connection in self._runner.server.connections if self._runner.server else []:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            runner, self._runner = self._runner, None
-            await runner.cleanup()
+        """Gone, connections and socket file included."""
+        await super().kill()
         self.active.clear()
 
     async def _state(self, request: web.Request) -> web.Response:
