@@ -26,7 +26,7 @@ from sluice_engine.core.state import EngineState
 from sluice_operator import manifest
 from sluice_operator.local import LocalPod
 from sluice_operator.spec import parse
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 MANIFEST = """
 apiVersion: sluice.dev/v1alpha1

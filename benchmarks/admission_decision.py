@@ -28,9 +28,9 @@ from sluice_engine.core.state import (
     StepCost,
 )
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
-from sluice_sidecar.measure import percentile
-from sluice_sidecar.peak import Growth
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.peak import Growth
+from sluice_sidecar.telemetry.measure import percentile
 
 TARGET_US = 100
 BLOCK_TOKENS = 16

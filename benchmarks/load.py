@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 VOCABULARY = (
     "time year people way day man thing woman life child world school state family student group country problem hand "

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 
 from load import prompt
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 MODEL = "smol"
 CLIENTS = 24

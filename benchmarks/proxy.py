@@ -22,7 +22,7 @@ import uvloop
 
 from gate_process import GateProcess, gate_before_paced_engine
 from report import Bar, Report, arguments
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 from stream_client import Address, Seen, StreamClient, attempt_evenly, chat, connect, run_streams
 
 CHUNKS_PER_S = 50

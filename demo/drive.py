@@ -20,7 +20,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
 
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 CONVERSATIONS = 12
 LONG_PROMPT_WORDS = 2_950

@@ -18,7 +18,7 @@ from sluice_operator.errors import ApiRefused
 from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Images
 from sluice_operator.spec import ServiceSpec, parse
-from sluice_sidecar.state import Admission, GateState, Measured
+from sluice_sidecar.telemetry.state import Admission, GateState, Measured
 
 Json = dict[str, Any]
 

@@ -18,8 +18,8 @@ from sluice_engine.core.state import (
     RequestState,
 )
 from sluice_operator.records.source import Records, records
-from sluice_sidecar.decisions import Decision
-from sluice_sidecar.state import Admission, GateState, Measured
+from sluice_sidecar.telemetry.decisions import Decision
+from sluice_sidecar.telemetry.state import Admission, GateState, Measured
 
 Json = dict[str, Any]
 

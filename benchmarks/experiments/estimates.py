@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
 from sluice_engine.core.state import EngineState
+from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.room import Held, Look, Room
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.ledger import Cost
-from sluice_sidecar.room import Held, Look, Room
 from sluice_simulator.run import World
 
 # Prompts of 3,000 tokens and answers of 16: 0.13 s of the engine each.

@@ -21,7 +21,7 @@ from load import prompt
 from sluice_operator import manifest
 from sluice_operator.local import LocalPod
 from sluice_operator.spec import parse
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 TTFT_S, GAP_S, TARGET_PERCENT = 3.0, 0.5, 99
 MANIFEST = f"""

@@ -16,7 +16,7 @@ from functools import partial
 
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Findings, Watched, chat, ran, scene
 from sluice_sidecar.errors import Refusal
-from sluice_sidecar.retry_after import LEAST_US, MOST_WAIT_US, RetryAfter
+from sluice_sidecar.retries.retry_after import LEAST_US, MOST_WAIT_US, RetryAfter
 from sluice_simulator.call import Call
 from sluice_simulator.replica import Replica
 from sluice_simulator.run import World

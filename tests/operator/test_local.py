@@ -20,7 +20,7 @@ from sluice_engine import codec
 from sluice_operator.cli import main
 from sluice_operator.errors import PodFailed
 from sluice_operator.local import LocalPod
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 pytestmark = pytest.mark.slow
 

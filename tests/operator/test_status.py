@@ -12,7 +12,7 @@ from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress, StepCost
 from sluice_operator.pods import Failure
 from sluice_operator.status import Situation, compute, condition
-from sluice_sidecar.state import Measured
+from sluice_sidecar.telemetry.state import Measured
 
 Json = dict[str, Any]
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"

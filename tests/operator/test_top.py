@@ -25,7 +25,7 @@ from sluice_engine.core.state import DerivedLimits, LoadingProgress
 from sluice_operator.cli import main
 from sluice_operator.records.frame import frame
 from sluice_operator.records.steps import Step
-from sluice_sidecar.state import GateState, Measured
+from sluice_sidecar.telemetry.state import GateState, Measured
 
 SLUICE = str(Path(sys.executable).with_name("sluice"))
 

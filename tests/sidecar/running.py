@@ -16,10 +16,10 @@ from aiohttp import web
 from sidecar.scripted_engine import ScriptedEngine, live_config
 from sluice_engine.config import LiveConfig
 from sluice_sidecar.admin import Admin
-from sluice_sidecar.api_keys import ApiKeys
+from sluice_sidecar.callers.api_keys import ApiKeys
 from sluice_sidecar.config import GateConfig
-from sluice_sidecar.listener import GateServer, bind
 from sluice_sidecar.server import Gate
+from sluice_sidecar.web.listener import GateServer, bind
 
 
 def clock_us() -> int:

@@ -14,10 +14,10 @@ from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
 from sluice_engine.core.terms import CLASSES, Terms
 from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.capacity.ledger import LEASE_US, ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.peak import FuturePeak
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.ledger import LEASE_US, ChoiceCost, Cost, Permit
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.peak import FuturePeak
 
 S = 1_000_000
 # The class that may fill all of the room.

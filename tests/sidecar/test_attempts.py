@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from multidict import CIMultiDict
 
-from sluice_sidecar.attempts import MEMORY_US, MOST_ATTEMPTS, Attempt, Attempts, body_key, told
+from sluice_sidecar.retries.attempts import MEMORY_US, MOST_ATTEMPTS, Attempt, Attempts, body_key, told
 
 S = 1_000_000
 KEY = body_key("team-a", b"hello")

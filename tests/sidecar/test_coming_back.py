@@ -15,9 +15,9 @@ from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_s
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.attempts import Attempt
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.retries.attempts import Attempt
 
 S = 1_000_000
 COST = Cost((ChoiceCost(100, 50),))

@@ -10,9 +10,9 @@ import pytest
 
 from sidecar.running import empty, running_gate, until
 from sidecar.scripted_engine import ScriptedEngine
-from sluice_sidecar import counting
-from sluice_sidecar.counting import MOST_AT_ONCE, MOST_IN_LINE, ExactCounts
 from sluice_sidecar.errors import Reason, Refusal, Refused
+from sluice_sidecar.estimates import counting
+from sluice_sidecar.estimates.counting import MOST_AT_ONCE, MOST_IN_LINE, ExactCounts
 
 
 @dataclass

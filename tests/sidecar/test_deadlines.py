@@ -12,8 +12,8 @@ from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_s
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
 
 S = 1_000_000
 # 10 ms and 100 × 50 µs: alone its first token comes after 15 ms or, by a typical step, a little earlier.

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_sidecar.demand import HORIZON_US, Demand, Work, total, work_of
-from sluice_sidecar.headroom import capacity_tokens_per_second
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.limits import Limits
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.telemetry.demand import HORIZON_US, Demand, Work, total, work_of
+from sluice_sidecar.telemetry.headroom import capacity_tokens_per_second
 
 SECOND = 1_000_000
 

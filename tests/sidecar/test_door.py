@@ -13,9 +13,9 @@ from sluice_engine.config import LiveConfig, TenantConfig
 from sluice_engine.core.state import DerivedLimits, PoolState
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
-from sluice_sidecar.sizes import SizeGuard
+from sluice_sidecar.waiting.sizes import SizeGuard
 
 S = 1_000_000
 COST = Cost((ChoiceCost(100, 50),))

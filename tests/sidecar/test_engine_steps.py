@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config
 from sluice_engine.core.terms import Terms
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.engines.assumed import assume_prefilled
 from sluice_sidecar.engines.bodies import with_priority, without_priority
 from sluice_sidecar.engines.learned import FIRST_BATCH, KEPT_US, Calibration, LearnedSteps
 from sluice_sidecar.engines.reading import Facts, Reading
 from sluice_sidecar.engines.told import Started, Told
-from sluice_sidecar.ledger import ChoiceCost, Cost, Entry
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.progress import Progress
 
 S = 1_000_000
 # 2 ms a token of prefill, a step of 20 ms.

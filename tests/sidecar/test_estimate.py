@@ -8,12 +8,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_sidecar import estimate
+from sluice_sidecar.capacity.ledger import ChoiceCost
+from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refused
-from sluice_sidecar.estimate import Route, TokenRatio
-from sluice_sidecar.ledger import ChoiceCost
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.pricing import Pricing
+from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates.estimate import Route, TokenRatio
+from sluice_sidecar.estimates.pricing import Pricing
 
 
 def limits() -> Limits:

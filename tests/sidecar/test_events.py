@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_sidecar import events
+from sluice_sidecar.web import events
 
 
 def event(index: int, text: str) -> bytes:

@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice_engine.config import TenantConfig
 from sluice_engine.core.terms import CLASSES, Terms
-from sluice_sidecar.decisions import Decision
-from sluice_sidecar.fairness import Queue, Ticket
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.tenants import Tenants
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.telemetry.decisions import Decision
+from sluice_sidecar.waiting.fairness import Queue, Ticket
+from sluice_sidecar.waiting.tenants import Tenants
 
 S = 1_000_000
 COST = Cost((ChoiceCost(100, 50),))

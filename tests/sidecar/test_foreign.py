@@ -16,10 +16,10 @@ from sidecar.foreign_server import ForeignServer, page
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import live_config
 from sluice_engine.config import TenantConfig
-from sluice_sidecar import ledger
+from sluice_sidecar.capacity import ledger
+from sluice_sidecar.capacity.life import Patience
 from sluice_sidecar.engines import calibrate, foreign, scrape
 from sluice_sidecar.engines.foreign import ForeignEngine
-from sluice_sidecar.life import Patience
 
 pytestmark = pytest.mark.usefixtures("_short_calibration")
 

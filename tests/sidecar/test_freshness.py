@@ -4,9 +4,9 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import EngineState
-from sluice_sidecar.freshness import STOPPED_US, Sight
-from sluice_sidecar.ledger import LEASE_US, ChoiceCost, Cost
-from sluice_sidecar.room import Look, Room
+from sluice_sidecar.capacity.freshness import STOPPED_US, Sight
+from sluice_sidecar.capacity.ledger import LEASE_US, ChoiceCost, Cost
+from sluice_sidecar.capacity.room import Look, Room
 
 S = 1_000_000
 

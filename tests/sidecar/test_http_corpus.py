@@ -15,8 +15,8 @@ import pytest
 from sidecar.http_corpus import CASES, CHAT, SIZE, Case, post
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine
-from sluice_sidecar import body as body_module
-from sluice_sidecar import listener
+from sluice_sidecar.web import body as body_module
+from sluice_sidecar.web import listener
 
 IS_PURE = bool(os.environ.get("AIOHTTP_NO_EXTENSIONS"))
 

@@ -11,9 +11,9 @@ from multidict import CIMultiDict
 from sidecar.running import RunningGate, empty, running_gate
 from sidecar.scripted_engine import ScriptedEngine
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.api_keys import ApiKeys
+from sluice_sidecar.callers.api_keys import ApiKeys
+from sluice_sidecar.callers.identity import Callers
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.identity import Callers
 
 KEY, OTHER = "sk-team-a-0123456789", "sk-team-b-0123456789"
 KEYS = ApiKeys.parse({"team-a": KEY.encode(), "team-b": OTHER.encode()}, b"secret")

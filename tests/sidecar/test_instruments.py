@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from sluice_sidecar.instruments import FastCounter, FastHistogram
+from sluice_sidecar.telemetry.instruments import FastCounter, FastHistogram
 
 
 def page(registry: CollectorRegistry) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from sidecar.scripted_engine import ready_state
 from sluice_engine.core.state import LoadingProgress
+from sluice_sidecar.capacity.life import EngineLife, Patience
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.life import EngineLife, Patience
 
 S = 1_000_000
 

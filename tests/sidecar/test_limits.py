@@ -12,7 +12,7 @@ from sluice_engine.config import LiveSchedulingConfig
 from sluice_engine.core.state import PrefillCost
 from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
-from sluice_sidecar.limits import (
+from sluice_sidecar.capacity.limits import (
     Ceiling,
     Limits,
     prefill_share,

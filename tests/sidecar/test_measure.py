@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config
-from sluice_sidecar.measure import GoodRequests, QuantileWindow, Residence, StreamTimes, percentile
+from sluice_sidecar.telemetry.measure import GoodRequests, QuantileWindow, Residence, StreamTimes, percentile
 
 S = 1_000_000
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_sidecar.outputs import LEAST_ANSWERS, MOST_TENANTS, QUANTILE, TENANT_ANSWERS, Answers, Outputs
+from sluice_sidecar.estimates.outputs import LEAST_ANSWERS, MOST_TENANTS, QUANTILE, TENANT_ANSWERS, Answers, Outputs
 
 
 def learned(lengths: list[int], *, tenant: str = "a", cut_off: bool = False) -> Outputs:

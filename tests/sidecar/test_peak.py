@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from sluice_engine.core.fit import blocks_for
-from sluice_sidecar.peak import FuturePeak, Growth, growth
+from sluice_sidecar.capacity.peak import FuturePeak, Growth, growth
 
 
 def held_at(step: int, growths: list[Growth], block_tokens: int) -> int:

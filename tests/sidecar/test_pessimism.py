@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_sidecar.pessimism import MOST, Pessimism
+from sluice_sidecar.capacity.pessimism import MOST, Pessimism
 
 S = 1_000_000
 PROMISE_US = 2 * S

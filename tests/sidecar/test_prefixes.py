@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_sidecar.prefixes import CHUNK_BYTES, MOST_KEYS, Beginning, Match, Prefixes
+from sluice_sidecar.capacity.prefixes import CHUNK_BYTES, MOST_KEYS, Beginning, Match, Prefixes
 
 BLOCK = 16
 PLENTY = 10**9

@@ -9,12 +9,12 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import EngineState, FinishedState, PrefixState, RequestState
-from sluice_sidecar import estimate
-from sluice_sidecar.estimate import Route
-from sluice_sidecar.ledger import Cost, Ledger
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.outputs import LEAST_ANSWERS
-from sluice_sidecar.pricing import Pricing
+from sluice_sidecar.capacity.ledger import Cost, Ledger
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates.estimate import Route
+from sluice_sidecar.estimates.outputs import LEAST_ANSWERS
+from sluice_sidecar.estimates.pricing import Pricing
 
 SECOND = 1_000_000
 PREFIX = PrefixState(

@@ -10,8 +10,9 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config
-from sluice_sidecar import proxy, watch
+from sluice_sidecar import proxy
 from sluice_sidecar.drain import DrainPhase
+from sluice_sidecar.web import watch
 
 
 def outcomes(gate: RunningGate) -> dict[str, float]:

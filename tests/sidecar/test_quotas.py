@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_engine.config import TenantConfig
+from sluice_sidecar.callers.quotas import WINDOW_S, Quotas
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
-from sluice_sidecar.quotas import WINDOW_S, Quotas
 
 S = 1_000_000
 

@@ -22,8 +22,8 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config
-from sluice_sidecar.decisions import Decision
 from sluice_sidecar.errors import Reason, Refusal
+from sluice_sidecar.telemetry.decisions import Decision
 from sluice_simulator.clients import Retries, retry_delay_us
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_sidecar.regret import Regret, Verdicts
+from sluice_sidecar.telemetry.regret import Regret, Verdicts
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from sluice_sidecar.retry_after import LEAST_US, MOST_US, RetryAfter
+from sluice_sidecar.retries.retry_after import LEAST_US, MOST_US, RetryAfter
 
 S = 1_000_000
 

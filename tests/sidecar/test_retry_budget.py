@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_sidecar.retry_budget import LEAST_EVERY_US, SHORT_OF_CAPACITY_US, RetryBudget
+from sluice_sidecar.retries.retry_budget import LEAST_EVERY_US, SHORT_OF_CAPACITY_US, RetryBudget
 
 S = 1_000_000
 

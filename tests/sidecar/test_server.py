@@ -14,11 +14,11 @@ from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
 from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress
-from sluice_sidecar import body as body_module
-from sluice_sidecar import listener
 from sluice_sidecar.engines import sluice
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
+from sluice_sidecar.web import body as body_module
+from sluice_sidecar.web import listener
 
 
 async def error_of(response: Any) -> dict[str, Any]:

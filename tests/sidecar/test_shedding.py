@@ -11,12 +11,12 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
-from sluice_sidecar import turnstile as turnstile_module
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
-from sluice_sidecar.shedding import CANNED_PER_S, EARLY_PER_S, Effort, Shedding
-from sluice_sidecar.turnstile import Turnstile
+from sluice_sidecar.web import turnstile as turnstile_module
+from sluice_sidecar.web.shedding import CANNED_PER_S, EARLY_PER_S, Effort, Shedding
+from sluice_sidecar.web.turnstile import Turnstile
 
 S = 1_000_000
 BUSY = Refusal(Reason.SLOTS, "Busy.")

@@ -15,12 +15,12 @@ from sluice_engine import codec
 from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig, TenantConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Ticket
-from sluice_sidecar.attempts import Attempt
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.headroom import demanded, headroom
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.signals import headers_of
-from sluice_sidecar.state import GateState, Headroom
+from sluice_sidecar.retries.attempts import Attempt
+from sluice_sidecar.telemetry.headroom import demanded, headroom
+from sluice_sidecar.telemetry.signals import headers_of
+from sluice_sidecar.telemetry.state import GateState, Headroom
 
 S = 1_000_000
 ONE = Cost((ChoiceCost(100, 50),))

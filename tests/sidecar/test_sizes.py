@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.prefixes import Beginning, Match
-from sluice_sidecar.sizes import KEPT_US, MAX_OWN, OWN_FROM, REST_FACTOR, SizeGuard
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.prefixes import Beginning, Match
+from sluice_sidecar.waiting.sizes import KEPT_US, MAX_OWN, OWN_FROM, REST_FACTOR, SizeGuard
 
 S = 1_000_000
 USUAL, BATCH = Terms(), Terms(service_class="batch")

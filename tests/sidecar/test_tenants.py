@@ -6,12 +6,12 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import TenantConfig
-from sluice_sidecar import tenants as module
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.prefixes import Beginning, Match
-from sluice_sidecar.progress import Progress
-from sluice_sidecar.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.prefixes import Beginning, Match
+from sluice_sidecar.capacity.progress import Progress
+from sluice_sidecar.waiting import tenants as module
+from sluice_sidecar.waiting.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
 
 S = 1_000_000
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import PoolState
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.peak import FuturePeak, Growth
 from sluice_sidecar.errors import Refusal
-from sluice_sidecar.ledger import ChoiceCost, Cost, Permit
-from sluice_sidecar.peak import FuturePeak, Growth
 
 S = 1_000_000
 BLOCK = 4

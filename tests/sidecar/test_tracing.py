@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from sidecar.running import RunningGate, empty, running_gate
 from sidecar.scripted_engine import Script, ScriptedEngine
 from sidecar.test_process import write_config
-from sluice_sidecar import tracing
 from sluice_sidecar.__main__ import main
+from sluice_sidecar.telemetry import tracing
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sluice_engine.errors import InvalidConfig
+from sluice_sidecar.callers.trust import TrustedPeers
 from sluice_sidecar.config import GateConfig
-from sluice_sidecar.trust import TrustedPeers
 
 
 @pytest.mark.parametrize(

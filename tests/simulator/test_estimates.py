@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simulator.scenes import Document, document, outcome
-from sluice_sidecar import outputs
-from sluice_sidecar.prefixes import Prefixes
-from sluice_sidecar.pricing import Pricing
+from sluice_sidecar.capacity.prefixes import Prefixes
+from sluice_sidecar.estimates import outputs
+from sluice_sidecar.estimates.pricing import Pricing
 from sluice_simulator import report
 from sluice_simulator.run import Finished
 

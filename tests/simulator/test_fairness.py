@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from simulator.scenes import SMALL, outcome
-from sluice_sidecar.sizes import SizeGuard
+from sluice_sidecar.waiting.sizes import SizeGuard
 from sluice_simulator.run import Finished
 
 

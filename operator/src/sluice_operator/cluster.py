@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Object
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 
 class Cluster(Protocol):

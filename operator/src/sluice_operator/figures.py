@@ -12,7 +12,7 @@ from typing import Any
 from sluice_engine.core.state import EngineState, StepCost
 from sluice_operator.pods import PodView
 from sluice_operator.units import format_duration
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 Json = dict[str, Any]
 

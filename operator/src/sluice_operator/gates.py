@@ -14,7 +14,7 @@ import aiohttp
 from sluice_engine import codec
 from sluice_engine.core.state import is_readable
 from sluice_engine.errors import InvalidConfig
-from sluice_sidecar.state import SCHEMA_VERSION, GateState
+from sluice_sidecar.telemetry.state import SCHEMA_VERSION, GateState
 
 ADMIN_PORT = 9090
 _TIMEOUT = aiohttp.ClientTimeout(total=2)

@@ -29,7 +29,7 @@ from sluice_operator.gates import GateClient
 from sluice_operator.loading import loading_text
 from sluice_operator.local_environment import environment
 from sluice_operator.spec import ServiceSpec
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 _LOOK_S = 0.1
 # After its drain a program has nothing left to do.

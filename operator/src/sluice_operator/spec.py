@@ -25,7 +25,7 @@ from sluice_engine.config import (
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.units import parse_duration_us, parse_quantity_bytes
-from sluice_sidecar.trust import is_network
+from sluice_sidecar.callers.trust import is_network
 
 Json = Mapping[str, Any]
 

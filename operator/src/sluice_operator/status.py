@@ -18,7 +18,7 @@ from sluice_operator.loading import progress
 from sluice_operator.plan import Observed
 from sluice_operator.pods import Failure, PodView
 from sluice_operator.spec import ServiceSpec
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 Json = dict[str, Any]
 

@@ -1,7 +1,8 @@
 """Sluice's gate: the pod's only door.
 
-Reading order: `config`, `ledger` (what was let in), `estimate` (what a request will cost), `limits` (what fits),
-`admission` (the decision), then `engines/sluice` (the engine's live state), `server` (a request's way to its permit)
-and `proxy` (its way on). The files `config`, `errors`, `state`, `ledger`, `estimate`, `limits`, `measure`, `headers`,
-`room` and `admission` are pure: no clock, no I/O; a simulator can run them.
+Reading order: `config`, then a request's way: `server` (routes), `reception` (who asks, what it costs), `admission`
+(the decision), `proxy` (to the engine and back). The decision asks `capacity/room` (does it fit: start with
+`capacity/ledger`), `waiting/door` (whose turn it is), `retries` and `callers/quotas`; `estimates/pricing` says what a
+request will cost, and `engines/sluice` reads the engine's live state. The packages `capacity`, `waiting` and `retries`,
+`admission` and most of `estimates` and `telemetry` are pure: no clock, no I/O; the simulator runs them.
 """

@@ -31,9 +31,9 @@ from sluice_engine.logs import log_to_stderr
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.hot_files import HotFiles
-from sluice_sidecar.listener import GateServer, bind, parser_is_compiled
 from sluice_sidecar.server import Gate
-from sluice_sidecar.tracing import require_library
+from sluice_sidecar.telemetry.tracing import require_library
+from sluice_sidecar.web.listener import GateServer, bind, parser_is_compiled
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from sluice_engine import codec
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.headroom import demanded, headroom
-from sluice_sidecar.listener import answer, plain
 from sluice_sidecar.server import Gate
-from sluice_sidecar.state import SCHEMA_VERSION, Admission, GateState
+from sluice_sidecar.telemetry.headroom import demanded, headroom
+from sluice_sidecar.telemetry.state import SCHEMA_VERSION, Admission, GateState
+from sluice_sidecar.web.listener import answer, plain
 
 _ENGINE_TIMEOUT_S = 5.0
 # Both rings, and as many that are inside.

@@ -17,18 +17,18 @@ from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar import deadlines
-from sluice_sidecar.attempts import FIRST, Attempt, Attempts
-from sluice_sidecar.decisions import Decisions
-from sluice_sidecar.demand import Demand, Verdict, Work, work_of
-from sluice_sidecar.door import Door
+from sluice_sidecar.callers.quotas import Quotas
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry, Permit
+from sluice_sidecar.capacity.room import Held, Look, Room
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
-from sluice_sidecar.fairness import Ticket
-from sluice_sidecar.ledger import ChoiceCost, Cost, Entry, Permit
-from sluice_sidecar.quotas import Quotas
-from sluice_sidecar.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
-from sluice_sidecar.retry_budget import SPENT, RetryBudget
-from sluice_sidecar.room import Held, Look, Room
-from sluice_sidecar.tenants import expected_us, used_tokens, used_us
+from sluice_sidecar.retries.attempts import FIRST, Attempt, Attempts
+from sluice_sidecar.retries.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
+from sluice_sidecar.retries.retry_budget import SPENT, RetryBudget
+from sluice_sidecar.telemetry.decisions import Decisions
+from sluice_sidecar.telemetry.demand import Demand, Verdict, Work, work_of
+from sluice_sidecar.waiting.door import Door
+from sluice_sidecar.waiting.fairness import Ticket
+from sluice_sidecar.waiting.tenants import expected_us, used_tokens, used_us
 
 __all__ = ["MISSED", "Admission", "Ticket"]
 

@@ -14,15 +14,15 @@ import aiohttp
 from aiohttp import web
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar import headers
 from sluice_sidecar.admission import MISSED
-from sluice_sidecar.attempts import FIRST, Attempt
-from sluice_sidecar.body import Body
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.estimate import Route
-from sluice_sidecar.listener import SERVER
-from sluice_sidecar.measure import StreamTimes
-from sluice_sidecar.tracing import RequestSpan
+from sluice_sidecar.estimates.estimate import Route
+from sluice_sidecar.retries.attempts import FIRST, Attempt
+from sluice_sidecar.telemetry.measure import StreamTimes
+from sluice_sidecar.telemetry.tracing import RequestSpan
+from sluice_sidecar.web import headers
+from sluice_sidecar.web.body import Body
+from sluice_sidecar.web.listener import SERVER
 
 Outcome = Literal["completed", "refused", "failed", "client_left", "stalled", "drained", "expired"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice_engine.config import require
-from sluice_sidecar.trust import is_network
+from sluice_sidecar.callers.trust import is_network
 
 EngineKind = Literal["sluice", "vllm", "sglang", "llamacpp"]
 _URL = re.compile(r"https?://[^\s/]+(/\S*)?")

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from sluice_engine.config import LiveConfig
 from sluice_engine.live_file import live_file
 from sluice_engine.watched import Watched
-from sluice_sidecar.api_keys import ApiKeys
+from sluice_sidecar.callers.api_keys import ApiKeys
+from sluice_sidecar.callers.key_files import key_files
 from sluice_sidecar.config import GateConfig
-from sluice_sidecar.key_files import key_files
 
 
 class Configurable(Protocol):

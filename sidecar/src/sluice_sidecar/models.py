@@ -13,7 +13,7 @@ from aiohttp import web
 
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.listener import SERVER, answer
+from sluice_sidecar.web.listener import SERVER, answer
 
 MODELS = "/v1/models"
 _TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sluice_sidecar.call import Call
-from sluice_sidecar.measure import StreamTimes
+from sluice_sidecar.telemetry.measure import StreamTimes
 
 
 @contextmanager

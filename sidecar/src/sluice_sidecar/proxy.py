@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sluice_sidecar import events, headers
 from sluice_sidecar.admission import MISSED, Admission
 from sluice_sidecar.call import PATHS, Call
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.ledger import Permit
-from sluice_sidecar.measure import StreamTimes
-from sluice_sidecar.recorder import Recorder
-from sluice_sidecar.watch import StreamWatch
+from sluice_sidecar.telemetry.measure import StreamTimes
+from sluice_sidecar.telemetry.recorder import Recorder
+from sluice_sidecar.web import events, headers
+from sluice_sidecar.web.watch import StreamWatch
 
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
 _WHOLE_BYTES = 1024 * 1024

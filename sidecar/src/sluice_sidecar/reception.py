@@ -14,17 +14,19 @@ from aiohttp import web
 from sluice_engine.core import terms
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import sentence
-from sluice_sidecar import attempts, bounds, estimate
+from sluice_sidecar import bounds
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.attempts import Attempt
 from sluice_sidecar.call import Call
-from sluice_sidecar.counting import ExactCounts
+from sluice_sidecar.callers.identity import Callers
+from sluice_sidecar.callers.trust import TrustedPeers
+from sluice_sidecar.capacity.ledger import Cost, Permit
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.identity import Callers
-from sluice_sidecar.ledger import Cost, Permit
-from sluice_sidecar.metrics import GateMetrics
-from sluice_sidecar.trust import TrustedPeers
+from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates.counting import ExactCounts
+from sluice_sidecar.retries import attempts
+from sluice_sidecar.retries.attempts import Attempt
+from sluice_sidecar.telemetry.metrics import GateMetrics
 
 
 class Reception:

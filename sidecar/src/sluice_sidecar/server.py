@@ -15,28 +15,28 @@ from aiohttp import web
 from sluice_engine.config import LiveConfig
 from sluice_sidecar import overdue
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.api_keys import ApiKeys
-from sluice_sidecar.body import Body, HeldBodies
 from sluice_sidecar.call import PATHS, Call
+from sluice_sidecar.callers.api_keys import ApiKeys
+from sluice_sidecar.callers.identity import Callers
+from sluice_sidecar.callers.trust import TrustedPeers
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.estimate import Route
-from sluice_sidecar.headers import client_id
+from sluice_sidecar.estimates.estimate import Route
 from sluice_sidecar.hot_files import HotFiles
-from sluice_sidecar.identity import Callers
-from sluice_sidecar.listener import answer, plain
-from sluice_sidecar.measure import StreamTimes
-from sluice_sidecar.metrics import AdmissionCollector, FilesCollector, GateMetrics
 from sluice_sidecar.models import MODELS, is_models, models
 from sluice_sidecar.proxy import Proxy
 from sluice_sidecar.reception import Reception
-from sluice_sidecar.recorder import Recorder
-from sluice_sidecar.shedding import Effort, Shedding
-from sluice_sidecar.signals import Signals
-from sluice_sidecar.tracing import tracing
-from sluice_sidecar.trust import TrustedPeers
+from sluice_sidecar.telemetry.measure import StreamTimes
+from sluice_sidecar.telemetry.metrics import AdmissionCollector, FilesCollector, GateMetrics
+from sluice_sidecar.telemetry.recorder import Recorder
+from sluice_sidecar.telemetry.signals import Signals
+from sluice_sidecar.telemetry.tracing import tracing
+from sluice_sidecar.web.body import Body, HeldBodies
+from sluice_sidecar.web.headers import client_id
+from sluice_sidecar.web.listener import answer, plain
+from sluice_sidecar.web.shedding import Effort, Shedding
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
 _READ = frozenset(("GET", "HEAD"))

@@ -14,12 +14,12 @@ from sluice_engine.core.assemble import Assembled
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import DerivedLimits
-from sluice_sidecar import estimate
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.attempts import Attempt
+from sluice_sidecar.capacity.ledger import Cost, Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.estimate import Asked, PromptSize
-from sluice_sidecar.ledger import Cost, Permit
+from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates.estimate import Asked, PromptSize
+from sluice_sidecar.retries.attempts import Attempt
 from sluice_simulator.call import Call
 from sluice_simulator.engine_thread import EngineThread
 from sluice_simulator.events import Events, Timer

@@ -14,8 +14,8 @@ from sluice_engine import codec
 from sluice_engine.core.state import EngineState
 from sluice_engine.errors import InvalidConfig
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.life import EngineLife
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.life import EngineLife
 from sluice_simulator.engine_thread import EngineThread
 from sluice_simulator.events import Events
 from sluice_simulator.faults import Faults, spoilt

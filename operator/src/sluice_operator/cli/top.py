@@ -19,7 +19,7 @@ from sluice_operator.errors import InvalidSettings, Unreachable
 from sluice_operator.records import source
 from sluice_operator.records.frame import frame
 from sluice_operator.records.steps import Step
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 # A pod that misses so many looks in a row has gone; fewer may be a busy machine.
 _MISSED = 3

@@ -15,7 +15,7 @@ from sluice_engine.core.state import EngineState, RequestState
 from sluice_operator.loading import loading_text
 from sluice_operator.records.steps import Step
 from sluice_operator.records.times import span
-from sluice_sidecar.state import GateState
+from sluice_sidecar.telemetry.state import GateState
 
 _BAR = 24
 

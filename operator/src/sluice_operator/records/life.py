@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice_engine.config import SLOConfig
-from sluice_sidecar.decisions import Decision
+from sluice_sidecar.telemetry.decisions import Decision
 
 ChunkReason = Literal["rest", "prefill_budget", "token_budget", "own_share"]
 """Why a chunk was not larger: it was all there was; the prefill beside decodes is bounded by the promise; the step's

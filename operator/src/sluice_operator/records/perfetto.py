@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice_operator.records.source import Records
 from sluice_operator.records.steps import Share, Step
-from sluice_sidecar.decisions import Decision
+from sluice_sidecar.telemetry.decisions import Decision
 
 Event = dict[str, Any]
 

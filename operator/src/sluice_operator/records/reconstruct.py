@@ -16,7 +16,7 @@ from sluice_engine.core.state import FinishedState, RequestState
 from sluice_operator.records.life import ChoiceLife, Chunk, ChunkReason, Gaps, Life, Suspension, Wait
 from sluice_operator.records.source import Records
 from sluice_operator.records.steps import Preempted, Share, Step
-from sluice_sidecar.measure import percentile
+from sluice_sidecar.telemetry.measure import percentile
 
 # Neighbours that are named; the rest is a number.
 MOST_NEIGHBOURS = 3

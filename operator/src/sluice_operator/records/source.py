@@ -23,8 +23,8 @@ from sluice_engine.core.state import is_readable
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidRecords, InvalidSettings, Unreachable
 from sluice_operator.records.steps import Step, read_steps
-from sluice_sidecar.decisions import Decision
-from sluice_sidecar.state import SCHEMA_VERSION, GateState
+from sluice_sidecar.telemetry.decisions import Decision
+from sluice_sidecar.telemetry.state import SCHEMA_VERSION, GateState
 
 MOST_STEPS = 4096
 MOST_DECISIONS = 4096

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from sluice_operator.records.life import ChoiceLife, Chunk, ChunkReason, Gaps, Life, Suspension, Wait
 from sluice_operator.records.times import clock, span
-from sluice_sidecar.decisions import Decision
+from sluice_sidecar.telemetry.decisions import Decision
 
 # Chunks that are told one by one; of more, the first and the last few.
 MOST_CHUNKS = 8

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluice_sidecar.ledger import Entry
-from sluice_sidecar.limits import Limits
+from sluice_sidecar.capacity.ledger import Entry
+from sluice_sidecar.capacity.limits import Limits
 
 # Of the time that all prefill inside takes: after twice that, what was passed on first has surely been computed.
 _MARGIN = 2

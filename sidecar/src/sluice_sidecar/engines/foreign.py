@@ -16,6 +16,7 @@ from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.life import EngineLife, Patience
 from sluice_sidecar.engines.assumed import assume_prefilled
 from sluice_sidecar.engines.bodies import with_priority, without_priority
 from sluice_sidecar.engines.calibrate import calibrate
@@ -29,7 +30,6 @@ from sluice_sidecar.engines.reading import Facts, Reading
 from sluice_sidecar.engines.scrape import Scrape
 from sluice_sidecar.engines.told import Started, Told
 from sluice_sidecar.errors import EngineUnreachable, Reason
-from sluice_sidecar.life import EngineLife, Patience
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.life import EngineLife
 from sluice_sidecar.engines.connection import EngineConnection
 from sluice_sidecar.engines.poll import Beat
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.life import EngineLife
 
 
 class EngineLink(ABC):

@@ -17,11 +17,11 @@ from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidConfig
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.life import EngineLife
 from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConnection
 from sluice_sidecar.engines.exposition import without_process_metrics
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason
-from sluice_sidecar.life import EngineLife
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice_engine.core.state import FinishedState, RequestState
-from sluice_sidecar.peak import Growth
+from sluice_sidecar.capacity.peak import Growth
 
 
 class Part(NamedTuple):

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from sluice_engine.config import ClassConfig
 from sluice_engine.core.terms import CLASSES
+from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.room import Held, Look, Room
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.ledger import Cost
-from sluice_sidecar.room import Held, Look, Room
 
 # What is kept free for the more urgent: a burst of theirs finds room before anything had to end.
 USUAL_PERCENT = {"critical": 100, "interactive": 95, "standard": 90, "batch": 75, "background": 60}

@@ -7,10 +7,10 @@ comes in with each call.
 from __future__ import annotations
 
 from sluice_engine.config import SLOConfig
-from sluice_sidecar.ledger import Entry, Ledger
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.measure import Residence
-from sluice_sidecar.pessimism import Pessimism
+from sluice_sidecar.capacity.ledger import Entry, Ledger
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.pessimism import Pessimism
+from sluice_sidecar.telemetry.measure import Residence
 
 # Where more is asked for than fits, whoever is let in stands right at the promise: by the mean, half of them would miss
 # it. Two deviations above it few do, and while somebody waits, a line that is a little shorter costs no throughput.

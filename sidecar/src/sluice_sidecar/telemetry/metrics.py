@@ -17,12 +17,12 @@ from prometheus_client.registry import Collector
 
 from sluice_engine.watched import Watched
 from sluice_sidecar.admission import Admission
+from sluice_sidecar.capacity.freshness import STATE_FAULTS, StateFault
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.freshness import STATE_FAULTS, StateFault
-from sluice_sidecar.instruments import FastCounter, FastHistogram
-from sluice_sidecar.regret import Verdicts
-from sluice_sidecar.shedding import Shedding
-from sluice_sidecar.state import Freshness
+from sluice_sidecar.telemetry.instruments import FastCounter, FastHistogram
+from sluice_sidecar.telemetry.regret import Verdicts
+from sluice_sidecar.telemetry.state import Freshness
+from sluice_sidecar.web.shedding import Shedding
 
 _US = 1e-6
 _FRESHNESS: tuple[Freshness, ...] = ("fresh", "stale", "blind", "none")

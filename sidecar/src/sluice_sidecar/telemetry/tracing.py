@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 from sluice_engine.errors import InvalidConfig
-from sluice_sidecar.decisions import Decision
-from sluice_sidecar.headers import Headers
+from sluice_sidecar.telemetry.decisions import Decision
+from sluice_sidecar.web.headers import Headers
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -6,9 +6,9 @@ Pure functions over what the gate knows. Must not decide about requests. Start r
 from __future__ import annotations
 
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.demand import Work, total
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.state import Demanded, Headroom
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.telemetry.demand import Work, total
+from sluice_sidecar.telemetry.state import Demanded, Headroom
 
 NONE = Headroom(slots=0, blocks=0, tokens_per_second=0, capacity_tokens_per_second=None, class_cut=None)
 

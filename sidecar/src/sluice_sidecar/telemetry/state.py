@@ -10,7 +10,7 @@ from typing import Literal
 
 from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
-from sluice_sidecar.regret import Verdicts
+from sluice_sidecar.telemetry.regret import Verdicts
 
 SCHEMA_VERSION = "1.2"
 

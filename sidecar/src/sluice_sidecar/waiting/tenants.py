@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sluice_engine.config import TenantConfig
-from sluice_sidecar.ledger import ChoiceCost, Cost
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.progress import Progress
+from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.progress import Progress
 
 # Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
 _SCALE = 1000

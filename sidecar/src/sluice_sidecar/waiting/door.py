@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from sluice_engine.config import LiveConfig
 from sluice_sidecar import deadlines
-from sluice_sidecar.classes import Classes
+from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.room import Held, Look, Room
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.fairness import Queue, Ticket
-from sluice_sidecar.ledger import Cost
-from sluice_sidecar.room import Held, Look, Room
-from sluice_sidecar.sizes import SizeGuard
-from sluice_sidecar.tenants import KEPT_PERCENT, Tenants
+from sluice_sidecar.waiting.classes import Classes
+from sluice_sidecar.waiting.fairness import Queue, Ticket
+from sluice_sidecar.waiting.sizes import SizeGuard
+from sluice_sidecar.waiting.tenants import KEPT_PERCENT, Tenants
 
 # A few small requests may always stand at the door; beyond, no more than could run at once.
 LEAST_DOOR = 4

@@ -6,12 +6,12 @@ Owns the five-minute windows. Must not know sockets.
 from __future__ import annotations
 
 from sluice_engine.config import SLOConfig
-from sluice_sidecar.decisions import Decisions
-from sluice_sidecar.ledger import Permit
-from sluice_sidecar.measure import GoodRequests, QuantileWindow, StreamTimes
-from sluice_sidecar.metrics import GateMetrics
-from sluice_sidecar.room import Room
-from sluice_sidecar.state import Measured
+from sluice_sidecar.capacity.ledger import Permit
+from sluice_sidecar.capacity.room import Room
+from sluice_sidecar.telemetry.decisions import Decisions
+from sluice_sidecar.telemetry.measure import GoodRequests, QuantileWindow, StreamTimes
+from sluice_sidecar.telemetry.metrics import GateMetrics
+from sluice_sidecar.telemetry.state import Measured
 
 
 class Recorder:

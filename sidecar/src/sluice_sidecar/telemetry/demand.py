@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sluice_engine.core.fit import blocks_for
-from sluice_sidecar.ledger import Cost
-from sluice_sidecar.limits import Limits
+from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.limits import Limits
 
 Verdict = Literal["admitted", "shed"]
 AttemptKind = Literal["first", "retry"]

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Literal, get_args
 
 from sluice_engine.core.state import EngineState
-from sluice_sidecar.state import Freshness
+from sluice_sidecar.telemetry.state import Freshness
 
 StateFault = Literal["missing", "reset", "clock_jump"]
 STATE_FAULTS: tuple[StateFault, ...] = get_args(StateFault)

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sluice_engine.core.state import EngineState, FinishedState, RequestState
-from sluice_sidecar.inside import Inside
-from sluice_sidecar.limits import Limits
-from sluice_sidecar.prefixes import Match
-from sluice_sidecar.progress import Progress
+from sluice_sidecar.capacity.inside import Inside
+from sluice_sidecar.capacity.limits import Limits
+from sluice_sidecar.capacity.prefixes import Match
+from sluice_sidecar.capacity.progress import Progress
 
 # A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
 LEASE_US = 900_000_000

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_sidecar.capacity.freshness import Sight
+from sluice_sidecar.capacity.inside import Inside
+from sluice_sidecar.capacity.learned import Learned
+from sluice_sidecar.capacity.ledger import Cost, Entry, Ledger, Permit, progress_of
+from sluice_sidecar.capacity.limits import Ceiling, Limits
 from sluice_sidecar.errors import Reason
-from sluice_sidecar.freshness import Sight
-from sluice_sidecar.inside import Inside
-from sluice_sidecar.learned import Learned
-from sluice_sidecar.ledger import Cost, Entry, Ledger, Permit, progress_of
-from sluice_sidecar.limits import Ceiling, Limits
-from sluice_sidecar.measure import RecentMost
-from sluice_sidecar.pricing import Pricing
-from sluice_sidecar.state import Freshness
+from sluice_sidecar.estimates.pricing import Pricing
+from sluice_sidecar.telemetry.measure import RecentMost
+from sluice_sidecar.telemetry.state import Freshness
 
 # What is expected of an answer is a high quantile; of lengths spread as those of chats the mean has this much of it.
 MEAN_OF_EXPECTED = 0.7

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sluice_sidecar.limits import Limits, prefill_share
-from sluice_sidecar.peak import FuturePeak, Growth, growth
-from sluice_sidecar.progress import Part, Progress
+from sluice_sidecar.capacity.limits import Limits, prefill_share
+from sluice_sidecar.capacity.peak import FuturePeak, Growth, growth
+from sluice_sidecar.capacity.progress import Part, Progress
 
 
 class Inside:

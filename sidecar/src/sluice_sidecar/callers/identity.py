@@ -13,7 +13,7 @@ import hashlib
 from dataclasses import replace
 
 from sluice_engine.core.terms import Headers, Terms
-from sluice_sidecar.api_keys import ApiKeys, bearer
+from sluice_sidecar.callers.api_keys import ApiKeys, bearer
 from sluice_sidecar.errors import Reason, Refusal
 
 _USER_PREFIX = "user-"

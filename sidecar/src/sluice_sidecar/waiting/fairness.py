@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from sluice_engine.core.terms import CLASSES, Terms
-from sluice_sidecar.attempts import FIRST, Attempt
-from sluice_sidecar.decisions import Decision
+from sluice_sidecar.capacity.ledger import Cost, Permit
+from sluice_sidecar.capacity.room import Held
 from sluice_sidecar.errors import Refusal
-from sluice_sidecar.ledger import Cost, Permit
-from sluice_sidecar.room import Held
-from sluice_sidecar.tenants import Tenants
+from sluice_sidecar.retries.attempts import FIRST, Attempt
+from sluice_sidecar.telemetry.decisions import Decision
+from sluice_sidecar.waiting.tenants import Tenants
 
 
 @dataclass(slots=True, eq=False)

@@ -13,9 +13,9 @@ from prometheus_client.registry import Collector
 
 from sluice_engine.core.terms import CLASSES
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.demand import ATTEMPTS, VERDICTS
-from sluice_sidecar.headroom import demanded, headroom
-from sluice_sidecar.state import Headroom
+from sluice_sidecar.telemetry.demand import ATTEMPTS, VERDICTS
+from sluice_sidecar.telemetry.headroom import demanded, headroom
+from sluice_sidecar.telemetry.state import Headroom
 
 HEADROOM_HEADER = "x-sluice-headroom"
 CLASS_CUT_HEADER = "x-sluice-class-cut"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.watched import Watched
-from sluice_sidecar.api_keys import ApiKeys
+from sluice_sidecar.callers.api_keys import ApiKeys
 
 # A Secret holds no more.
 MOST_BYTES = 1024 * 1024

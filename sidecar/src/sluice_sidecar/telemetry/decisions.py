@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import TYPE_CHECKING, Literal
 
-from sluice_sidecar.regret import Kind, Regret
+from sluice_sidecar.telemetry.regret import Kind, Regret
 
 if TYPE_CHECKING:
     from sluice_engine.core.terms import Terms
+    from sluice_sidecar.capacity.ledger import Cost
+    from sluice_sidecar.capacity.room import Held, Look
     from sluice_sidecar.errors import Refusal
-    from sluice_sidecar.ledger import Cost
-    from sluice_sidecar.measure import StreamTimes
-    from sluice_sidecar.room import Held, Look
+    from sluice_sidecar.telemetry.measure import StreamTimes
 
 # Half an hour at two requests a second, about a megabyte; what is inside is kept beside them until it ends.
 KEPT = 1024

@@ -17,8 +17,8 @@ from hashlib import blake2b
 from typing import Literal
 
 from sluice_engine.core.fit import MAX_CHOICES
+from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.limits import Limits
 
 Route = Literal["chat", "completions"]
 

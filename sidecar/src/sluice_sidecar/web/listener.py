@@ -20,7 +20,7 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy
 
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.turnstile import Turnstile, raw
+from sluice_sidecar.web.turnstile import Turnstile, raw
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""HTTP below the routes: connections, heads, bodies and streams, and their limits. Start with `listener.py`."""
