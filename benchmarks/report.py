@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -65,6 +66,7 @@ def machine() -> str:
 
 def arguments(description: str, options: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
     """`--json` (the document alone) and `--quick` (ends within a minute), and what `options` adds."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended on the way out
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="the JSON document alone on standard output")
     parser.add_argument("--quick", action="store_true", help="a shorter run that ends within a minute")
