@@ -24,6 +24,8 @@ class Bar:
     unit: str
     target: float
     better: Literal["higher", "lower"]
+    median: float | None = None
+    """Where `value` is the worst of several runs: the median of them."""
 
     @property
     def ok(self) -> bool:
@@ -41,7 +43,8 @@ class Report:
         for bar in self.bars:
             sign = "≥" if bar.better == "higher" else "≤"
             verdict = "ok" if bar.ok else "MISSED"
-            print(f"{bar.name}: {bar.value:.4g} {bar.unit} (target {sign} {bar.target:g}) {verdict}")
+            median = "" if bar.median is None else f", median {bar.median:.4g}"
+            print(f"{bar.name}: {bar.value:.4g} {bar.unit}{median} (target {sign} {bar.target:g}) {verdict}")
         document = {
             "benchmark": self.benchmark,
             "machine": machine(),

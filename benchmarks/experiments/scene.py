@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from experiments import seeds
 from report import Bar
 from sluice_engine.core.steptime import StepTable
 from sluice_sidecar.errors import Refusal
@@ -78,10 +79,10 @@ def short(stages: list[tuple[float, float]], *, name: str = "chat", **changes: o
 def scene(
     loads: list[Document], seconds: float, *, gate: bool = True, warmup_s: float = 0, **changes: object
 ) -> Document:
-    """A scenario of one replica. `changes`: keys of the scenario, with `__` for the dots."""
+    """A scenario of one replica, with the seed that is set. `changes`: keys of the scenario, with `__` for the dots."""
     document: Document = {
         "name": "overload",
-        "seed": 1,
+        "seed": seeds.current(),
         "duration": f"{seconds}s",
         "warmup": f"{warmup_s}s",
         "gate": "Enabled" if gate else "Disabled",

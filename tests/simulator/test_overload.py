@@ -9,8 +9,34 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from experiments import aborts, faults, metastable, retry_after, steady
-from experiments.scene import CHAT_CAPACITY
+from experiments import aborts, faults, metastable, retry_after, seeds, steady
+from experiments.scene import CHAT_CAPACITY, Findings, chat, scene
+
+
+def test_of_several_seeds_the_worst_counts() -> None:
+    found = []
+    for seed, goodput, missed in ((1, 0.9, 0.5), (2, 1.1, 0.0), (3, 1.0, 2.0)):
+        findings = Findings(data={"of": seed})
+        findings.bar("goodput", goodput, "", 0.95)
+        findings.most("missed", missed, "%", 1.0)
+        found.append((seed, findings))
+
+    whole = seeds.merged(found)
+
+    assert [(bar.name, bar.value, bar.median, bar.ok) for bar in whole.bars] == [
+        ("goodput", 0.9, 1.0, False),
+        ("missed", 2.0, 0.5, False),
+    ]
+    assert whole.data["of"] == 1
+    assert whole.data["seeds"]["missed"] == {"seed 1": 0.5, "seed 2": 0.0, "seed 3": 2.0}
+
+
+def test_a_scene_has_the_seed_that_is_set() -> None:
+    load = chat([(1.0, 1)])
+
+    with seeds.using(7):
+        assert scene([load], 1)["seed"] == 7
+    assert scene([load], 1)["seed"] == seeds.SEEDS[0]
 
 
 def test_a_gate_keeps_the_promise_at_twice_the_capacity_where_a_queue_keeps_none() -> None:
