@@ -68,7 +68,11 @@ test-slow: $(STAMP) ## Tests with the real model and real processes
 
 .PHONY: test-cluster
 test-cluster: $(STAMP) ## Tests on a real Kubernetes node, built and started here (root, Go)
-	$(BIN)/python tests/cluster/node.py --or-skip run -- $(BIN)/pytest -q -m cluster tests/cluster
+	$(BIN)/python tests/cluster/node.py --or-skip run -- $(BIN)/pytest -q -m "cluster and not full" tests/cluster
+
+.PHONY: test-cluster-full
+test-cluster-full: $(STAMP) ## Chaos and long runs on the real node, which `make test` leaves out
+	$(BIN)/python tests/cluster/node.py run -- $(BIN)/pytest -q -m "cluster and full" tests/cluster
 
 .PHONY: test
 test: check test-slow test-cluster ## All tests: what .ci/run runs

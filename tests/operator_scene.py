@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +203,13 @@ class FakeCluster:
         """A status was written."""
         self._versions = itertools.count(100)
 
-    async def observe(self, namespace: str, name: str) -> Observed:
+    async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
         if self.unexpected:
             raise self.unexpected.pop()
         selected = {
             found: copy.deepcopy(item)
             for found, item in self.objects.items()
-            if item["metadata"].get("labels", {}).get(labels.SERVICE_LABEL) == name
+            if found[0] in kinds and item["metadata"].get("labels", {}).get(labels.SERVICE_LABEL) == name
         }
         return Observed(owned=selected, replica_sets=list(self.replica_sets), pods=list(self.pods))
 

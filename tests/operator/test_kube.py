@@ -15,11 +15,12 @@ from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
-from sluice_operator import kube, watches
+from sluice_operator import plan, watches
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.health import Health
-from sluice_operator.kube import RIGHTS, Kube, WatchExpired
+from sluice_operator.kinds import CHILD_KINDS, KINDS, OPTIONAL_KINDS, OWNED_KINDS, RIGHTS
+from sluice_operator.kube import Kube, WatchExpired
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler
 
@@ -91,16 +92,21 @@ async def test_everything_of_a_service_is_found_by_label(api: Api) -> None:
     empty = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
     for plural in ("serviceaccounts", "configmaps", "pods"):
         api.recorder.answers[f"GET /api/v1/namespaces/llm/{plural}"] = web.json_response(empty)
-    for plural in ("deployments", "replicasets"):
+    for plural in ("deployments", "replicasets", "controllerrevisions"):
         api.recorder.answers[f"GET /apis/apps/v1/namespaces/llm/{plural}"] = web.json_response(empty)
+    budget = {"metadata": {"name": "chat", "namespace": "llm"}, "spec": {"maxUnavailable": 1}}
+    budgets = web.json_response({"apiVersion": "policy/v1", "metadata": {}, "items": [budget]})
+    api.recorder.answers["GET /apis/policy/v1/namespaces/llm/poddisruptionbudgets"] = budgets
+    api.recorder.answers["GET /apis/networking.k8s.io/v1/namespaces/llm/networkpolicies"] = web.json_response(empty)
     api.recorder.answers["GET /api/v1/namespaces/llm/pods"] = web.json_response(pods)
     without_kind = {key: value for key, value in ITEM.items() if key not in {"kind", "apiVersion"}}
     services = web.json_response({"apiVersion": "v1", "metadata": {}, "items": [without_kind]})
     api.recorder.answers["GET /api/v1/namespaces/llm/services"] = services
 
-    seen = await api.kube.observe("llm", "chat")
+    kinds = [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS]
+    seen = await api.kube.observe("llm", "chat", kinds)
 
-    assert list(seen.owned) == [("Service", "chat")]
+    assert set(seen.owned) == {("Service", "chat"), ("PodDisruptionBudget", "chat")}
     assert [pod["metadata"]["name"] for pod in seen.pods] == ["chat-new-1"]
     selectors = {query["labelSelector"] for _, _, query, _, _ in api.recorder.asked}
     assert selectors == {"app.kubernetes.io/managed-by=sluice-operator,sluice.dev/inferenceservice=chat"}
@@ -139,11 +145,25 @@ async def test_what_is_not_there_is_none_and_may_be_deleted(api: Api) -> None:
     await api.kube.delete(("Service", "chat"), "llm")
 
 
-@pytest.mark.parametrize(("status", "served"), [(200, True), (404, False)])
-async def test_it_knows_whether_the_crd_is_there(api: Api, status: int, *, served: bool) -> None:
-    api.recorder.answers["GET /apis/sluice.dev/v1alpha1"] = web.json_response({}, status=status)
+@pytest.mark.parametrize(
+    ("answer", "served"),
+    [
+        pytest.param(web.json_response({"resources": [{"name": "inferenceservices"}]}), True, id="it is there"),
+        pytest.param(web.json_response({"resources": [{"name": "others"}]}), False, id="another kind of its group is"),
+        pytest.param(web.Response(status=404), False, id="its group is not there"),
+    ],
+)
+async def test_it_knows_whether_a_kinds_definition_is_there(api: Api, answer: web.Response, *, served: bool) -> None:
+    api.recorder.answers["GET /apis/sluice.dev/v1alpha1"] = answer
 
-    assert await api.kube.serves_our_kind() is served
+    assert await api.kube.serves("InferenceService") is served
+
+
+async def test_whether_a_definition_is_there_is_not_guessed_from_an_error(api: Api) -> None:
+    api.recorder.answers["GET /apis/keda.sh/v1alpha1"] = web.Response(status=503)
+
+    with pytest.raises(ApiRefused):
+        await api.kube.serves("ScaledObject")
 
 
 @pytest.mark.parametrize(
@@ -228,6 +248,9 @@ class Script:
         self.calls.append("list")
         return [], "10"
 
+    async def serves(self, kind: str) -> bool:
+        raise AssertionError("the kinds of every cluster are not looked for")
+
     async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Json]]:
         self.calls.append(f"watch {since}")
         if not self.streams:
@@ -278,11 +301,48 @@ async def test_a_watch_never_ends(streams: tuple[Any, ...], calls: list[str], mo
     assert touched == [("llm", "chat")] * sum(isinstance(stream, list) for stream in streams)
 
 
-def test_no_right_is_wider_than_the_verbs_that_are_used() -> None:
-    written = {("", "configmaps"), ("", "serviceaccounts"), ("", "services"), ("apps", "deployments")}
+class Optional(Script):
+    """A kind whose definition is there or not, as the script says; then as it was."""
 
+    def __init__(self, *served: bool) -> None:
+        super().__init__(ApiRefused(404, "NotFound", "the server could not find the requested resource"))
+        self.served = list(served)
+
+    async def serves(self, kind: str) -> bool:
+        self.calls.append("serves")
+        return self.served.pop(0) if len(self.served) > 1 else self.served[0]
+
+
+async def test_an_optional_kind_is_followed_from_the_moment_its_definition_is_there_and_may_go_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watches, "_RETRY_S", 0)
+    monkeypatch.setattr(watches, "_DISCOVERY_S", 0)
+    script, metrics = Optional(False, True, False, True), Metrics(CollectorRegistry())
+    reconciler = Reconciler(
+        scene.FakeCluster(), scene.FakeGates(), Settings(images=scene.IMAGES), metrics,
+        clock=lambda: 0.0, wall_clock=lambda: 0.0, now=lambda: "",
+    )  # fmt: skip
+    found: list[bool] = []
+    monkeypatch.setattr(reconciler, "discovered", lambda _, *, is_served: found.append(is_served))
+    following = asyncio.create_task(
+        watches.follow(script, "ScaledObject", "", reconciler, health=Health(lambda: 0.0), metrics=metrics)
+    )
+
+    async with asyncio.timeout(10):
+        await script.over.wait()
+    following.cancel()
+
+    assert found == [False, True, False, True]
+    assert script.calls == ["serves", "serves", "list", "watch 10", "serves", "serves", "list", "watch 10"]
+
+
+def test_no_right_is_wider_than_the_verbs_that_are_used() -> None:
     for (group, resource), verbs in RIGHTS.items():
         assert "*" not in {group, resource, *verbs}
-        assert ("create" in verbs) == ((group, resource) in written | {("", "events")})
-        assert ("delete" in verbs) == (resource in {"configmaps", "serviceaccounts"})
-    assert set(kube.OWNED_KINDS) == {"ServiceAccount", "ConfigMap", "Service", "Deployment"}
+    for name, kind in KINDS.items():
+        assert ("create" in kind.verbs) == ("patch" in kind.verbs) == (name in OWNED_KINDS)
+        assert "delete" not in kind.verbs or name in OWNED_KINDS
+    # Every service has them as long as it exists, and then its owner reference ends them.
+    kept = {name for name in OWNED_KINDS if "delete" not in KINDS[name].verbs}
+    assert kept == plan._NEVER_UNUSED

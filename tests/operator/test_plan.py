@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_engine import codec
+from sluice_operator.kinds import OWNED_KINDS
 from sluice_operator.plan import Applied, Key, Observed, Plan, key, plan, version
 from sluice_operator.pod_template import Object
 from sluice_operator.render import objects
@@ -90,6 +92,22 @@ def test_what_is_being_deleted_is_waited_for() -> None:
     todo = plan(DESIRED, scene.UID, Observed(owned=owned), {})
 
     assert ("Service", "chat") not in [key(item) for item in (*todo.create, *todo.update)]
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in OWNED_KINDS if kind not in {"Deployment", "Service", "ConfigMap", "ServiceAccount"}]
+)
+def test_what_is_not_wanted_any_more_goes_whatever_its_kind(kind: str) -> None:
+    owned, applied = held(*DESIRED)
+    ours = as_held({**config_map("chat-extra"), "kind": kind})
+    owned[kind, "chat-extra"] = ours
+    theirs = as_held({**config_map("theirs"), "kind": kind}, uid="somebody-else")
+    owned[kind, "theirs"] = theirs
+    leaving = as_held({**config_map("leaving"), "kind": kind})
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    owned[kind, "leaving"] = leaving
+
+    assert plan(DESIRED, scene.UID, Observed(owned=owned), applied) == Plan(delete=((kind, "chat-extra"),))
 
 
 def config_map(name: str) -> Object:

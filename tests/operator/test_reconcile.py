@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
+from sluice_operator import reconcile, render
 from sluice_operator.changes import transitions
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
@@ -356,6 +357,66 @@ async def test_a_task_a_service_carries_all_this_out(world: World) -> None:
     assert ("Deployment", "chat") in world.cluster.objects
     world.reconciler.forget("llm", "chat")
     assert world.count("sluice_operator_services") == 0
+
+
+MONITOR: Json = {
+    "apiVersion": "monitoring.coreos.com/v1",
+    "kind": "PodMonitor",
+    "metadata": {
+        "name": "chat",
+        "labels": {"sluice.dev/inferenceservice": "chat"},
+        "ownerReferences": [{"kind": "InferenceService", "name": "chat", "uid": scene.UID, "controller": True}],
+    },
+}
+
+
+@pytest.fixture
+def monitored(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose services want a PodMonitor where the API server knows what that is."""
+    real = render.objects
+
+    def objects(*args: Any) -> tuple[Json, ...]:
+        return (*real(*args), *([MONITOR] if "PodMonitor" in world.reconciler.kinds else []))
+
+    monkeypatch.setattr(reconcile, "objects", objects)
+    return world
+
+
+async def test_an_object_of_an_optional_kind_comes_with_its_definition(monitored: World) -> None:
+    service = monitored.service()
+    await monitored.look(service)
+    assert ("PodMonitor", "chat") not in monitored.cluster.objects
+
+    monitored.reconciler.discovered("PodMonitor", is_served=True)
+
+    assert await monitored.look(service) == ["apply PodMonitor/chat"]
+    assert await monitored.look(service) == []
+
+
+async def test_a_definition_that_goes_takes_its_objects_and_stops_nothing(monitored: World) -> None:
+    service = monitored.service()
+    monitored.reconciler.discovered("PodMonitor", is_served=True)
+    await monitored.look(service)
+    del monitored.cluster.objects["PodMonitor", "chat"]
+    monitored.cluster.refuse["PodMonitor"] = ApiRefused(404, "NotFound", "the server could not find the resource")
+
+    monitored.cluster.drift(("Service", "chat"))
+    written = await monitored.look(service)
+
+    assert written == ["apply Service/chat"]
+    assert monitored.reconciler.kinds == frozenset()
+    assert "failure" not in monitored.cluster.statuses[-1]
+
+
+async def test_a_change_of_definitions_wakes_every_service(world: World) -> None:
+    world.reconciler.see(scene.body())
+    service = world.reconciler._services["llm", "chat"]
+    service.wake.clear()
+
+    world.reconciler.discovered("ScaledObject", is_served=False)
+    assert not service.wake.is_set(), "nothing changed"
+    world.reconciler.discovered("ScaledObject", is_served=True)
+    assert service.wake.is_set()
 
 
 FAILING = {

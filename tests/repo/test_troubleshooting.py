@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice_operator import pods
-from sluice_operator.kube import OWNED_KINDS
+from sluice_operator.kinds import OWNED_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/sluice_operator"

@@ -1,5 +1,5 @@
 {{/* What the operator may do where InferenceServices live: the same rules as a ClusterRole or as a Role in each namespace.
-     They are RIGHTS in operator/src/sluice_operator/kube.py; a test compares the two. */}}
+     They are RIGHTS in operator/src/sluice_operator/kinds.py; a test compares the two. */}}
 {{- define "sluice.rules" -}}
 # Read what users ask for, and say what became of it.
 - apiGroups: [sluice.dev]
@@ -8,8 +8,8 @@
 - apiGroups: [sluice.dev]
   resources: [inferenceservices/status]
   verbs: [patch]
-# What an InferenceService becomes, applied server-side. Owner references delete it with the resource; only a ConfigMap
-# or ServiceAccount that nothing names any more is deleted earlier.
+# What an InferenceService becomes, applied server-side. Owner references delete it with the resource; what is not wanted
+# any more is deleted earlier. PodMonitor and ScaledObject only where the cluster has their definitions.
 - apiGroups: [""]
   resources: [services]
   verbs: [get, list, watch, create, patch]
@@ -18,6 +18,21 @@
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [configmaps, serviceaccounts]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [apps]
+  resources: [controllerrevisions]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [monitoring.coreos.com]
+  resources: [podmonitors]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
   verbs: [get, list, watch, create, patch, delete]
 # Which configuration is still in use, and what pods say when they fail.
 - apiGroups: [apps]

@@ -20,6 +20,7 @@ from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSettings, OperatorError
 from sluice_operator.gates import GateClient
 from sluice_operator.health import Health, application
+from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
 from sluice_operator.logs import setup_logging
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler
@@ -75,8 +76,10 @@ async def run(settings: Settings) -> None:
 async def _follow(
     cluster: kube.Kube, reconciler: Reconciler, settings: Settings, *, health: Health, metrics: Metrics
 ) -> None:
+    for kind in OPTIONAL_KINDS:
+        reconciler.discovered(kind, is_served=await cluster.serves(kind))
     ours = [asyncio.create_task(_resync(cluster, reconciler, settings, health=health, metrics=metrics), name="resync")]
-    for kind in kube.CHILD_KINDS:
+    for kind in CHILD_KINDS:
         for namespace in settings.namespaces or ("",):
             following = watches.follow(cluster, kind, namespace, reconciler, health=health, metrics=metrics)
             ours.append(asyncio.create_task(following, name=f"watch {kind}"))
@@ -104,7 +107,7 @@ async def _follow(
 
 async def _crd(cluster: kube.Kube) -> None:
     """Wait for the CRD: kopf, which may not list CRDs, looks for it once, at its start."""
-    while not await cluster.serves_our_kind():
+    while not await cluster.serves(SERVICE_KIND):
         log.warning("the CRD inferenceservices.sluice.dev is not installed; waiting for it")
         await asyncio.sleep(_CRD_RETRY_S)
 

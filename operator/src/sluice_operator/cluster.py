@@ -6,7 +6,7 @@ the real ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from sluice_operator.plan import Key, Observed
@@ -17,8 +17,8 @@ from sluice_sidecar.telemetry.state import GateState
 class Cluster(Protocol):
     """What the reconciler needs of the API server; `kube.Kube` is it."""
 
-    async def observe(self, namespace: str, name: str) -> Observed:
-        """Everything that belongs to one service."""
+    async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
+        """Everything of these kinds that belongs to one service."""
         ...
 
     async def read(self, kind: str, namespace: str, name: str) -> Object | None:

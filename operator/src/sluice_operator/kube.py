@@ -3,8 +3,7 @@
 Owns the connection (in the cluster by its token, which is read again as it rotates; else by the kubeconfig), the field
 manager and the translation of errors. Knows nothing of what the objects mean.
 
-RIGHTS lists what it needs in the namespaces that are watched; the chart's role grants exactly that. Discovery of
-`/apis/sluice.dev/v1alpha1` is everybody's right.
+What it may do to which kind is in `kinds.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +21,16 @@ from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
 from sluice_operator.errors import ApiRefused, NamespaceEnds
+from sluice_operator.kinds import KINDS, OWNED_KINDS, SERVICE_KIND
 from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
 from sluice_operator.plan import Key, Observed, key
 from sluice_operator.pod_template import Object
 
 FIELD_MANAGER = "sluice"
 
-RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
-    ("sluice.dev", "inferenceservices"): frozenset({"get", "list", "watch"}),
-    ("sluice.dev", "inferenceservices/status"): frozenset({"patch"}),
-    ("", "configmaps"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
-    ("", "serviceaccounts"): frozenset({"get", "list", "watch", "create", "patch", "delete"}),
-    ("", "services"): frozenset({"get", "list", "watch", "create", "patch"}),
-    ("apps", "deployments"): frozenset({"get", "list", "watch", "create", "patch"}),
-    ("apps", "replicasets"): frozenset({"list", "watch"}),
-    ("", "pods"): frozenset({"list", "watch"}),
-    ("", "events"): frozenset({"create"}),
-}
-
 TOKEN_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 CA_PATH = TOKEN_PATH.with_name("ca.crt")
 
-
-@dataclass(frozen=True, slots=True)
-class _Resource:
-    prefix: str
-    plural: str
-
-
-_RESOURCES = {
-    "InferenceService": _Resource("/apis/sluice.dev/v1alpha1", "inferenceservices"),
-    "ServiceAccount": _Resource("/api/v1", "serviceaccounts"),
-    "ConfigMap": _Resource("/api/v1", "configmaps"),
-    "Service": _Resource("/api/v1", "services"),
-    "Deployment": _Resource("/apis/apps/v1", "deployments"),
-    "ReplicaSet": _Resource("/apis/apps/v1", "replicasets"),
-    "Pod": _Resource("/api/v1", "pods"),
-}
-OWNED_KINDS = ("ServiceAccount", "ConfigMap", "Service", "Deployment")
-CHILD_KINDS = (*OWNED_KINDS, "ReplicaSet", "Pod")
 
 _MANAGED_SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=10)
@@ -106,33 +75,34 @@ class Kube:
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
-    async def serves_our_kind(self) -> bool:
-        """Whether the CRD is there and served."""
+    async def serves(self, kind: str) -> bool:
+        """Whether the API server has the kind's definition now."""
+        found = KINDS[kind]
         try:
-            await self._call("GET", _RESOURCES["InferenceService"].prefix)
+            page = await self._call("GET", found.prefix)
         except ApiRefused as refused:
             if refused.status == _NOT_FOUND:
                 return False
             raise
-        return True
+        return any(one.get("name") == found.plural for one in page.get("resources") or ())
 
     async def list_services(self, namespaces: Sequence[str]) -> list[Object]:
         """All InferenceServices in these namespaces; none named: in all."""
         listed: list[Object] = []
         for namespace in namespaces or ("",):
-            page = await self._call("GET", _path("InferenceService", namespace))
-            listed += [_with_kind("InferenceService", page, item) for item in page["items"]]
+            page = await self._call("GET", _path(SERVICE_KIND, namespace))
+            listed += [_with_kind(SERVICE_KIND, page, item) for item in page["items"]]
         return listed
 
-    async def observe(self, namespace: str, name: str) -> Observed:
-        """Everything in the cluster that belongs to one service, by label."""
+    async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
+        """Everything in the cluster that belongs to one service, by label; of these kinds, which the cluster serves."""
         query = [("labelSelector", f"{_MANAGED_SELECTOR},{SERVICE_LABEL}={name}")]
         found: dict[str, list[Object]] = {}
-        for kind in CHILD_KINDS:
+        for kind in kinds:
             page = await self._call("GET", _path(kind, namespace), query)
             found[kind] = [_with_kind(kind, page, item) for item in page["items"]]
-        owned = {key(item): item for kind in OWNED_KINDS for item in found[kind]}
-        return Observed(owned=owned, replica_sets=found["ReplicaSet"], pods=found["Pod"])
+        owned = {key(item): item for kind in kinds if kind in OWNED_KINDS for item in found[kind]}
+        return Observed(owned=owned, replica_sets=found.get("ReplicaSet", ()), pods=found.get("Pod", ()))
 
     async def read(self, kind: str, namespace: str, name: str) -> Object | None:
         """One object, or None."""
@@ -161,7 +131,7 @@ class Kube:
             "metadata": {key: metadata[key] for key in ("name", "namespace", "uid")},
             "status": status,
         }
-        path = _path("InferenceService", metadata["namespace"], metadata["name"])
+        path = _path(SERVICE_KIND, metadata["namespace"], metadata["name"])
         await self._patch(f"{path}/status", item)
 
     async def delete(self, found: Key, namespace: str) -> None:
@@ -266,9 +236,9 @@ class Kube:
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:
-    resource = _RESOURCES[kind]
+    found = KINDS[kind]
     scope = f"/namespaces/{namespace}" if namespace else ""
-    return f"{resource.prefix}{scope}/{resource.plural}" + (f"/{name}" if name else "")
+    return f"{found.prefix}{scope}/{found.plural}" + (f"/{name}" if name else "")
 
 
 def _with_kind(kind: str, page: Object, item: Object) -> Object:

@@ -16,13 +16,16 @@ from sluice_operator.pod_template import Object
 Key = tuple[str, str]
 """Kind and name, within one namespace."""
 
+# Every service has them as long as it exists.
+_NEVER_UNUSED = frozenset({"Deployment", "Service"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """What the cluster holds for one service now, found by label."""
 
     owned: Mapping[Key, Object] = field(default_factory=dict)
-    """ServiceAccounts, ConfigMaps, Deployments and Services."""
+    """Of every kind that `render.objects` may return."""
     replica_sets: Sequence[Object] = ()
     pods: Sequence[Object] = ()
 
@@ -91,7 +94,7 @@ def _unused(wanted: set[Key], uid: str, observed: Observed) -> Iterator[Key]:
     templates = [*observed.replica_sets, *(item for item in observed.owned.values() if item["kind"] == "Deployment")]
     named = {found for item in templates for found in _named_by(item["spec"]["template"]["spec"])}
     for found, item in observed.owned.items():
-        is_unused = found[0] in {"ConfigMap", "ServiceAccount"} and found not in wanted | named
+        is_unused = found[0] not in _NEVER_UNUSED and found not in wanted | named
         if is_unused and is_owned(item, uid) and not item["metadata"].get("deletionTimestamp"):
             yield found
 

@@ -25,6 +25,7 @@ from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
 from sluice_operator.figures import worth_writing
+from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
 from sluice_operator.pod_template import Object
@@ -40,6 +41,7 @@ _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 _OBSTACLE_S = 15.0
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
 _TEMPORARY = frozenset({401, 408, 409, 429})
+_NOT_FOUND = 404
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,6 +80,8 @@ class Reconciler:
         self._services: dict[tuple[str, str], Service] = {}
         self.is_watch_suspect = False
         """A list held what the watch of the services had not brought; until it brings something, it may be dead."""
+        self.kinds: frozenset[str] = frozenset()
+        """The optional kinds that the API server has the definition of, as last discovered."""
 
     def see(self, body: Object) -> None:
         """A service as the API server has it; looked at soon, unless nothing about it is new."""
@@ -123,6 +127,20 @@ class Reconciler:
                 self.is_watch_suspect = True
             self.see(body)
             self.touch(*_place(body))
+
+    def discovered(self, kind: str, *, is_served: bool) -> None:
+        """Whether the API server has an optional kind's definition now; a change concerns every service."""
+        if is_served == (kind in self.kinds):
+            return
+        self.kinds = self.kinds | {kind} if is_served else self.kinds - {kind}
+        log.info("optional kind", extra={"kind": kind, "is_served": is_served})
+        for service in self._services.values():
+            # What was applied of it is gone with its definition.
+            service.applied = {found: one for found, one in service.applied.items() if found[0] != kind}
+        self.touch_all()
+
+    def _observable(self) -> list[str]:
+        return [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in self.kinds]
 
     def touch_all(self) -> None:
         """Changes may have been missed: look at every service again."""
@@ -178,7 +196,7 @@ class Reconciler:
     async def _reconcile(self, service: Service) -> None:
         body = service.body
         uid, namespace, name = body["metadata"]["uid"], *_place(body)
-        service.observed = await self._cluster.observe(namespace, name)
+        service.observed = await self._cluster.observe(namespace, name, self._observable())
         try:
             service.spec = specs.parse(body)
         except InvalidSpec as error:
@@ -203,6 +221,9 @@ class Reconciler:
             try:
                 after = await self._cluster.apply(item)
             except ApiRefused as refused:
+                if refused.status == _NOT_FOUND and found[0] in self.kinds:
+                    self.discovered(found[0], is_served=False)  # its definition went a moment ago
+                    continue
                 if isinstance(refused, NamespaceEnds) or refused.status in _TEMPORARY or refused.status >= 500:
                     raise
                 text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
@@ -234,6 +255,7 @@ class Reconciler:
             observed=service.observed,
             gates=states,
             problem=service.problem,
+            kinds=self.kinds,
         )
         new = status.compute(situation, service.status, self._now())
         if not worth_writing(service.status, new, self._clock() - service.written_at):

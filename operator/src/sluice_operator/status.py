@@ -46,6 +46,8 @@ class Situation:
     """What the gate of each pod last said, by the pod's name."""
     problem: Failure | None = None
     """What kept the operator from applying what is wanted."""
+    kinds: frozenset[str] = frozenset()
+    """The optional kinds whose definition the cluster has."""
 
 
 def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json:

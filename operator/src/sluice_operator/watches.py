@@ -16,6 +16,7 @@ import aiohttp
 
 from sluice_operator.errors import ApiRefused
 from sluice_operator.health import Health
+from sluice_operator.kinds import OPTIONAL_KINDS
 from sluice_operator.kube import WatchExpired
 from sluice_operator.labels import SERVICE_LABEL
 from sluice_operator.metrics import Metrics
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 # even starting it anew works.
 SILENCE_LIMIT_S = 300.0
 _RETRY_S = 5.0
+# How often an optional kind that the cluster lacks is looked for: one small GET each time.
+_DISCOVERY_S = 60.0
 
 
 class Children(Protocol):
@@ -35,6 +38,10 @@ class Children(Protocol):
 
     async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
         """All children of a kind, and the version to watch from."""
+        ...
+
+    async def serves(self, kind: str) -> bool:
+        """Whether the API server has the kind's definition."""
         ...
 
     def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Object]]:
@@ -50,6 +57,10 @@ async def follow(
     health.expect(name, SILENCE_LIMIT_S)
     while True:
         try:
+            if kind in OPTIONAL_KINDS and not await _is_served(children, kind, reconciler):
+                health.beat(name)
+                await asyncio.sleep(_DISCOVERY_S)
+                continue
             _, since = await children.list_children(kind, namespace)
             # Between two watches anything may have happened.
             reconciler.touch_all()
@@ -62,6 +73,13 @@ async def follow(
             metrics.watch_restarts.labels(kind).inc()
             log.warning("watch broke", extra={"kind": kind, "error": str(error) or type(error).__name__})
             await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))  # noqa: S311  # spreads the returning watches
+
+
+async def _is_served(children: Children, kind: str, reconciler: Reconciler) -> bool:
+    """Whether an optional kind's definition is there; what is found is told to the reconciler."""
+    is_served = await children.serves(kind)
+    reconciler.discovered(kind, is_served=is_served)
+    return is_served
 
 
 async def _once(  # the parts of one stream
