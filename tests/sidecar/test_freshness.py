@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.core.state import EngineState
+from sluice_engine.core.state import EngineState, RequestState
 from sluice_sidecar.capacity.freshness import STOPPED_US, Sight
 from sluice_sidecar.capacity.ledger import LEASE_US, ChoiceCost, Cost
 from sluice_sidecar.capacity.room import Look, Room
@@ -118,7 +118,7 @@ def test_stale_and_blind_have_less_room_than_fresh() -> None:
 def test_while_a_state_grows_old_the_prefill_it_told_of_is_taken_to_go_on() -> None:
     found = room()
     found.reserve("a", Cost((ChoiceCost(1_000, 10),)), Look(0), 100 * S)
-    found.observe(ready_state(), 100 * S, 100 * S)
+    found.observe(ready_state(seq=2), 100 * S, 100 * S)
     assert found.limits is not None
     asked = Cost((ChoiceCost(100, 10),))
     at = [found.predicted_ttft_us(found.limits, asked, 100 * S + ms * 1_000) for ms in (0, 20, 400)]
@@ -135,3 +135,21 @@ def test_what_entered_since_the_state_is_not_taken_to_have_gone_on() -> None:
 
     asked = Cost((ChoiceCost(100, 10),))
     assert found.predicted_ttft_us(found.limits, asked, 100 * S + 400_000) == found.limits.prefill_us(1_000, 100, 1)
+
+
+def test_a_state_that_stands_still_brings_nobody_back_who_has_left_since() -> None:
+    found = room()
+    permit = found.reserve("a", Cost((ChoiceCost(10, 10),)), Look(0), 100 * S)
+    listed = RequestState(
+        id="a", choice=0, status="running", prompt_tokens=10, computed_tokens=10, output_tokens=1, max_tokens=10,
+        blocks=1, incarnation=0, preemptions=0,
+    )  # fmt: skip
+    frozen = ready_state(seq=2, running_requests=1, requests=(listed,))
+    found.observe(frozen, 101 * S, 101 * S)
+    permit.completed = True
+    permit.close(102 * S)
+    for at_s in (102, 105, 106):
+        found.observe(frozen, 101 * S, at_s * S)
+
+        assert found.inside(at_s * S) == 0
+        assert found.state_age_us(at_s * S) == (at_s - 101) * S

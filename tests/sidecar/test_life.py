@@ -28,6 +28,13 @@ def test_a_working_state_that_stands_still_is_as_old_as_its_last_change() -> Non
     assert life.answered(ready_state(running_requests=1, seq=2, boot_id="boot-2"), 11 * S) == 11 * S
 
 
+def test_a_step_in_flight_moves_as_it_runs_and_one_that_stands_still_is_old() -> None:
+    life = EngineLife()
+    assert life.answered(ready_state(running_requests=1, step_running_us=10), 1 * S) == 1 * S
+    assert life.answered(ready_state(running_requests=1, step_running_us=3 * S), 4 * S) == 4 * S
+    assert life.answered(ready_state(running_requests=1, step_running_us=3 * S), 5 * S) == 4 * S
+
+
 def test_an_engine_that_speaks_seldom_is_given_its_time() -> None:
     life = EngineLife(Patience(frozen_after_us=5 * S))
     assert life.answered(ready_state(running_requests=1), 1 * S) == 1 * S

@@ -20,6 +20,7 @@ from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.estimates import estimate
 from sluice_sidecar.estimates.estimate import Asked, PromptSize
 from sluice_sidecar.retries.attempts import Attempt
+from sluice_sidecar.telemetry.headroom import share_left
 from sluice_simulator.call import Call
 from sluice_simulator.engine_thread import EngineThread
 from sluice_simulator.events import Events, Timer
@@ -180,13 +181,11 @@ class Replica:
 
     def headroom(self) -> float:
         """The share of what is scarcest here, slots or blocks, that is still to be had: what a router goes by."""
-        gate, scheduler = self.gate, self.loop.scheduler
-        if gate is None or gate.room.limits is None:
-            slots = 1 - self.engine.num_calls / scheduler.limits.max_sequences
-            return min(slots, scheduler.pool.num_free / scheduler.pool.num_blocks)
-        now_us, room = self._clock(), gate.room
-        slots = 1 - (len(room.ledger.entries) + gate.waiting) / room.sequences(now_us)
-        return min(slots, 1 - room.ledger_blocks() / max(1, room.ceiling_blocks(now_us)))
+        if self.gate is not None:
+            return share_left(self.gate, self._clock())
+        scheduler = self.loop.scheduler
+        slots = 1 - self.engine.num_calls / scheduler.limits.max_sequences
+        return min(slots, scheduler.pool.num_free / scheduler.pool.num_blocks)
 
     def leave(self, call: Call) -> None:
         """The client has gone: its blocks are free after the step in flight."""

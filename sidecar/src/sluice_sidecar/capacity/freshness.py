@@ -28,7 +28,7 @@ class Sight:
         self._stale_after_us = stale_after_us
         self._blind_after_us = blind_after_us
         self._as_of_us: int | None = None
-        self._boot_id = ""
+        self._boot_id, self._seq = "", 0
         self._looked_us: int | None = None
         self.faults: Counter[StateFault] = Counter()
 
@@ -40,12 +40,21 @@ class Sight:
         self.faults["clock_jump"] += 1
         return True
 
+    def knows(self, state: EngineState, as_of_us: int) -> bool:
+        """Whether this is the state in use, which is then as old as `as_of_us` says."""
+        if self._as_of_us is None or (state.boot_id, state.seq) != (self._boot_id, self._seq):
+            return False
+        if as_of_us > self._as_of_us:
+            return False
+        self._as_of_us = as_of_us
+        return True
+
     def saw(self, state: EngineState, as_of_us: int, now_us: int) -> int:
         """A state came that can be used; how long after the last one it is true."""
         before_us = as_of_us if self._as_of_us is None else self._as_of_us
         if self._boot_id not in {"", state.boot_id}:
             self.faults["reset"] += 1
-        self._boot_id = state.boot_id
+        self._boot_id, self._seq = state.boot_id, state.seq
         self._as_of_us = min(as_of_us, now_us)
         return self._as_of_us - before_us
 

@@ -34,7 +34,7 @@ class EngineLife:
         self._patience = patience or Patience()
         self.state: EngineState | None = None
         self.draining = False
-        self._version: tuple[str, int] | None = None
+        self._version: tuple[str, int, int] | None = None
         self._changed_us = 0
         """When the poll began that first saw the state as it is."""
         self._refused_since_us: int | None = None
@@ -50,13 +50,15 @@ class EngineLife:
             return None
         self._refused_since_us = None
         self.state = state
-        if (state.boot_id, state.seq) != self._version:
-            self._version, self._changed_us = (state.boot_id, state.seq), asked_us
+        # While a step is in flight nothing new is published, and the time that it has run is another at each look.
+        version = (state.boot_id, state.seq, state.step_running_us)
+        if version != self._version:
+            self._version, self._changed_us = version, asked_us
         if state.phase != "ready":
             return None
-        # A document that stands still, with work in it and no step in flight, is as old as its last change.
+        # A document that stands still, with work in it, is as old as its last change.
         works = bool(state.running_requests or state.waiting_requests)
-        frozen = works and state.step_running_us == 0 and asked_us - self._changed_us >= self._patience.frozen_after_us
+        frozen = works and asked_us - self._changed_us >= self._patience.frozen_after_us
         return self._changed_us if frozen else asked_us
 
     def refused(self, asked_us: int, now_us: int) -> bool:

@@ -92,6 +92,9 @@ class Room:
         """Take in the engine's state, true as of `as_of_us`."""
         if self.sight.looked(now_us):
             self.ledger.renew(now_us)
+        # One that stands still says nothing of who came and went since: taken in again it would bring back who left.
+        if self.sight.knows(state, as_of_us):
+            return
         limits = Limits.from_state(state, self._live)
         if limits is None:
             self.sight.missed()

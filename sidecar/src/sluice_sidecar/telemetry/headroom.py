@@ -34,6 +34,13 @@ def headroom(admission: Admission, now_us: int) -> Headroom:
     )
 
 
+def share_left(admission: Admission, now_us: int) -> float:
+    """The share of what is scarcest, slots or blocks, that is still to be had: by which a router chooses."""
+    left, room = headroom(admission, now_us), admission.room
+    slots, blocks = max(1, room.slots_for(100, now_us)), max(1, room.ceiling_blocks(now_us))
+    return min(left.slots / slots, left.blocks / blocks)
+
+
 def demanded(admission: Admission, now_us: int) -> Demanded:
     """What is asked of this pod now, let in or not."""
     works, span_us = admission.demand.lately(now_us)
