@@ -82,6 +82,7 @@ def pod(  # each is one thing a test varies
     }
     metadata: Json = {
         "name": name,
+        "uid": f"uid-of-{name}",
         "labels": {"pod-template-hash": revision},
         "annotations": {labels.COST_BASIS_ANNOTATION: labels.cost_basis(spec()) if basis is None else basis},
     }
@@ -195,6 +196,10 @@ class FakeCluster:
         self.statuses: list[Json] = []
         self.events: list[tuple[str, str, str]] = []
         self.writes: list[str] = []
+        self.told_of: dict[str, list[Json]] = {}
+        """What the kubelet told of each pod."""
+        self.asked: list[list[str]] = []
+        """Whose events were read."""
         self.refuse: dict[str, ApiRefused] = {}
         """Kind → what its application is answered with."""
         self.unexpected: list[Exception] = []
@@ -247,6 +252,12 @@ class FakeCluster:
     async def delete(self, found: Key, namespace: str) -> None:
         self.writes.append("delete " + "/".join(found))
         self.objects.pop(found, None)
+
+    async def pod_events(self, namespace: str, uids: Mapping[str, str]) -> dict[str, list[Json]]:
+        self.asked.append(sorted(uids))
+        if refused := self.refuse.get("PodEvents"):
+            raise refused
+        return {name: list(self.told_of.get(name, ())) for name in uids}
 
     async def post_event(self, resource: Json, kind: str, reason: str, message: str, now: str) -> None:
         if refused := self.refuse.get("Event"):

@@ -199,6 +199,19 @@ async def test_an_event_names_the_resource(api: Api) -> None:
     assert (sent["type"], sent["reason"], sent["message"]) == ("Warning", "ModelMissing", "no such folder")
 
 
+async def test_the_kubelets_events_are_asked_for_by_pod_and_for_a_few_pods_only(api: Api) -> None:
+    path = "/api/v1/namespaces/llm/events"
+    pages = [web.json_response({"items": [{"reason": "FailedMount"}]}) for _ in range(4)]
+    api.recorder.answers[f"GET {path}"] = pages
+
+    found = await api.kube.pod_events("llm", {f"pod-{number}": f"uid-{number}" for number in range(1000)})
+
+    assert found == {f"pod-{number}": [{"reason": "FailedMount"}] for number in range(3)}
+    assert len(api.recorder.asked) == 3
+    _, _, query, _, _ = api.recorder.asked[0]
+    assert query["fieldSelector"] == "involvedObject.kind=Pod,involvedObject.name=pod-0,involvedObject.uid=uid-0"
+
+
 def lines(*events: Json) -> web.Response:
     return web.Response(text="".join(json.dumps(event) + "\n" for event in events))
 

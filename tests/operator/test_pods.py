@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import operator_scene as scene
-from sluice_operator import pods
+from sluice_operator import pods, refusals
+from sluice_operator.failures import HINTS
 
 Json = dict[str, Any]
 
@@ -21,6 +22,16 @@ def ended(code: int, *, reason: str = "Error", message: str = "", back_off: bool
     if back_off:
         return {**waiting("CrashLoopBackOff", "back-off 10s restarting"), "lastState": last}
     return {"state": {"running": {}}, "lastState": last}
+
+
+UNBOUND = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+VLLM_OUT_OF_MEMORY = """(EngineCore pid=7) ValueError: No available memory for the cache blocks. Try increasing it.
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+"""
+
+
+def unscheduled(message: str, *, reason: str = "Unschedulable") -> Json:
+    return {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
 
 
 NOT_SCHEDULED = {
@@ -54,9 +65,69 @@ NOT_SCHEDULED = {
         ),
         pytest.param(
             scene.pod(ready=False, engine=waiting("CreateContainerConfigError", 'secret "k" not found')),
-            "ContainerConfigError",
+            "SecretMissing",
             'secret "k" not found',
             id="a Secret is missing",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=waiting("CreateContainerConfigError", "couldn't find key k in Secret llm/s")),
+            "SecretMissing",
+            "key k",
+            id="a Secret without the key",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=waiting("CreateContainerConfigError", 'configmap "c" not found')),
+            "ConfigMapMissing",
+            'configmap "c"',
+            id="a ConfigMap is missing",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=waiting("CreateContainerError", "failed to generate spec: no such mount")),
+            "ContainerConfigError",
+            "no such mount",
+            id="a container that cannot be made",
+        ),
+        pytest.param(
+            scene.pod(ready=False, phase="Pending", conditions=[unscheduled('persistentvolumeclaim "w" not found')]),
+            "ClaimMissing",
+            'persistentvolumeclaim "w" not found',
+            id="a claim is missing",
+        ),
+        pytest.param(
+            scene.pod(ready=False, phase="Pending", conditions=[unscheduled(UNBOUND)]),
+            "ClaimUnbound",
+            "unbound immediate",
+            id="a claim is not bound",
+        ),
+        pytest.param(
+            scene.pod(ready=False, phase="Pending", conditions=[unscheduled("", reason="SchedulingGated")]),
+            "SchedulingGated",
+            "a scheduling gate",
+            id="a scheduling gate",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=ended(1, message=VLLM_OUT_OF_MEMORY)),
+            "DeviceOutOfMemory",
+            "No available memory for the cache blocks",
+            id="a cause above a foreign engine's last line",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=ended(1, message="OutOfMemory: /m does not fit: CUDA out of memory. Tried")),
+            "DeviceOutOfMemory",
+            "CUDA out of memory",
+            id="the device's memory, in the engine's last words",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine=ended(0, reason="Completed")),
+            "CrashLoop",
+            "exit code 0",
+            id="a good end again and again",
+        ),
+        pytest.param(
+            scene.pod(ready=False, conditions=[{"type": "ContainersReady", "status": "True"}]),
+            "NodeUnreachable",
+            "says nothing any more",
+            id="readiness taken by the node's controller",
         ),
         pytest.param(
             scene.pod(ready=False, engine=ended(137, reason="OOMKilled")),
@@ -74,7 +145,7 @@ NOT_SCHEDULED = {
             scene.pod(ready=False, engine=ended(1, message="OutOfMemory: the cache needs 9 GB, 8 GB are free")),
             "OutOfMemory",
             "9 GB",
-            id="the device's memory is too small",
+            id="the memory is too small",
         ),
         pytest.param(
             scene.pod(ready=False, gate=ended(2, message='{"message": "x"}\nPortInUse: port 8080 is in use\n')),
@@ -127,7 +198,15 @@ def test_no_failure_is_made_up(pod: Json) -> None:
     assert view.failure is None
 
 
-@pytest.mark.parametrize(("reason", "told"), [("Evicted", "Evicted"), ("NodeShutdown", "PodFailed")])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("Evicted", "Evicted"),
+        ("NodeShutdown", "PodFailed"),
+        ("OutOfcpu", "NodeRefused"),
+        ("UnexpectedAdmissionError", "NodeRefused"),
+    ],
+)
 def test_a_pod_that_ended_as_a_whole_is_only_a_failure(reason: str, told: str) -> None:
     seen = scene.observed(scene.pod(ready=False, phase="Failed", reason=reason, message="The node was low on memory."))
 
@@ -139,7 +218,7 @@ def test_a_pod_that_ended_as_a_whole_is_only_a_failure(reason: str, told: str) -
 
 
 def test_every_known_failure_has_a_hint() -> None:
-    assert all(text.endswith(".") for text in pods.HINTS.values())
+    assert all(text.endswith(".") for text in HINTS.values())
 
 
 def test_pods_on_their_way_out_are_not_counted() -> None:
@@ -154,12 +233,72 @@ def test_the_newest_revision_is_the_current_one() -> None:
     assert [view.is_current for view in pods.views(seen)] == [False, True]
 
 
-def test_a_refusal_of_the_pods_themselves_is_found_at_the_replica_set() -> None:
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        pytest.param('pods "c-" is forbidden: exceeded quota: gpus, requested: x', "QuotaExceeded", id="a quota"),
+        pytest.param(
+            'pods "c-" is forbidden: failed quota: q: must specify cpu', "QuotaExceeded", id="a quota's demand"
+        ),
+        pytest.param(
+            'pods "c-" is forbidden: violates PodSecurity "restricted:latest": hostPath', "PolicyRefused", id="standard"
+        ),
+        pytest.param(
+            "ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no", "PolicyRefused", id="a policy's rule"
+        ),
+        pytest.param('admission webhook "w.x" denied the request: no', "PolicyRefused", id="a webhook"),
+        pytest.param(
+            'pods "c-" is forbidden: error looking up service account llm/me: serviceaccount "me" not found',
+            "ServiceAccountMissing",
+            id="an account",
+        ),
+        pytest.param('pods "c-" is forbidden: no PriorityClass with name x was found', "PodsRefused", id="a class"),
+    ],
+)
+def test_a_refusal_of_the_pods_themselves_is_found_at_the_replica_set(message: str, reason: str) -> None:
     refusing = scene.replica_set("new", 2)
-    text = 'pods "chat-new-" is forbidden: exceeded quota: gpus'
-    refusing["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": text}]}
+    refusing["status"] = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": message}]}
 
-    found = pods.refusal(scene.observed(replica_sets=(refusing,)), None)
+    found = refusals.of_pods(scene.observed(replica_sets=(refusing,)), None)
 
     assert found is not None
-    assert (found.reason, found.message) == ("PodsRefused", text)
+    assert (found.reason, found.message) == (reason, message)
+    assert found.hint
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("failed to authorize: 401 Unauthorized", "credentials"),
+        ("manifest unknown: x:1 not found", "name or tag"),
+        ("dial tcp: lookup registry.example on 10.0.0.1:53: no such host", "cannot reach"),
+        ("something else", "runtime.image"),
+    ],
+)
+def test_an_image_that_cannot_be_pulled_hints_at_the_cause(message: str, hint: str) -> None:
+    (view,) = pods.views(scene.observed(scene.pod(ready=False, engine=waiting("ErrImagePull", message))))
+
+    assert view.failure is not None
+    assert hint in view.failure.hint
+
+
+def test_readiness_that_a_readiness_gate_holds_back_is_no_lost_node() -> None:
+    pod = scene.pod(ready=False, conditions=[{"type": "ContainersReady", "status": "True"}])
+    pod["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
+
+    (view,) = pods.views(scene.observed(pod))
+
+    assert view.failure is None
+
+
+def test_a_pod_that_serves_tells_of_its_last_end_only_after_the_second() -> None:
+    last = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:00:00Z"}
+    once, twice = (scene.pod(engine={"restartCount": count, "lastState": {"terminated": last}}) for count in (1, 2))
+
+    (first,), (second,) = pods.views(scene.observed(once)), pods.views(scene.observed(twice))
+
+    assert first.relapse is None
+    assert second.failure is None
+    assert second.relapse is not None
+    assert (second.relapse.reason, second.relapsed_at) == ("OutOfMemory", "2026-01-01T00:00:00Z")
+    assert "has been restarted 2 times" in second.relapse.message

@@ -266,6 +266,23 @@ async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World
     assert world.cluster.writes == []
 
 
+async def test_the_kubelet_is_asked_after_a_pod_that_says_too_little(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    waiting = {"state": {"waiting": {"reason": "ContainerCreating"}}}
+    world.cluster.pods, world.gates.known = [scene.pod(ready=False, engine=waiting)], {}
+    world.cluster.told_of = {"chat-new-1": [{"reason": "FailedMount", "message": 'secret "k" not found'}]}
+
+    await world.look(service)
+    assert world.cluster.statuses[-1]["failure"]["reason"] == "SecretMissing"
+
+    world.cluster.refuse["PodEvents"] = ApiRefused(403, "Forbidden", "no")
+    await world.look(service)
+    assert "failure" not in world.cluster.statuses[-1]
+    assert world.cluster.asked == [["chat-new-1"]] * 2
+
+
 async def test_a_namespace_that_ends_is_left_in_peace(world: World) -> None:
     world.cluster.refuse["ServiceAccount"] = NamespaceEnds(403, "Forbidden", "it is being terminated")
 

@@ -10,7 +10,7 @@ import pytest
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress, StepCost
-from sluice_operator.pods import Failure
+from sluice_operator.failures import Failure
 from sluice_operator.status import Situation, compute, condition
 from sluice_sidecar.telemetry.state import Measured
 
@@ -42,6 +42,13 @@ EVICTED = scene.pod("corpse", ready=False, phase="Failed", reason="Evicted", mes
 OLD_CORPSE = scene.pod("corpse", revision="old", ready=False, phase="Failed", reason="Evicted")
 NOT_UNDERSTOOD = Failure(reason="InvalidSpec", message="spec: slo: is missing")
 NOT_SCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+LEAVING = scene.pod("leaving", revision="old", deleting=True)
+NO_QUOTA = scene.replica_set("new", 2)
+NO_QUOTA["status"] = {
+    "conditions": [{"type": "ReplicaFailure", "status": "True", "message": "is forbidden: exceeded quota: gpus"}]
+}
+OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2025-12-31T23:55:00Z"}
+RELAPSED = scene.pod(engine={"restartCount": 7, "lastState": {"terminated": OOM}})
 CRASHED = {
     "state": {"waiting": {"reason": "CrashLoopBackOff"}},
     "lastState": {"terminated": {"exitCode": 1, "reason": "Error", "message": "ModelMissing: no such folder"}},
@@ -134,6 +141,31 @@ CRASHED = {
             situation(scene.pod(ready=False, phase="Pending", conditions=[NOT_SCHEDULED]), gates={}),
             {"Ready": "False/Unschedulable", "Progressing": "False/Unschedulable", "Degraded": "True/Unschedulable"},
             id="no node fits",
+        ),
+        pytest.param(
+            situation(LEAVING, scene.pod(ready=False, phase="Pending", conditions=[NOT_SCHEDULED]), gates={}),
+            {
+                "Ready": "False/WaitingForDrain",
+                "Progressing": "True/WaitingForDrain",
+                "ModelLoaded": "Unknown/PodsStarting",
+                "Degraded": "False/AsExpected",
+            },
+            id="what a pod waits for is held by one that drains",
+        ),
+        pytest.param(
+            situation(observed=scene.observed(LEAVING, replica_sets=(NO_QUOTA,)), gates={}),
+            {"Ready": "False/WaitingForDrain", "Degraded": "False/AsExpected"},
+            id="the quota is held by a pod that drains",
+        ),
+        pytest.param(
+            situation(observed=scene.observed(replica_sets=(NO_QUOTA,)), gates={}),
+            {"Ready": "False/QuotaExceeded", "Progressing": "False/QuotaExceeded", "Degraded": "True/QuotaExceeded"},
+            id="a quota leaves no room",
+        ),
+        pytest.param(
+            situation(RELAPSED),
+            {"Ready": "True/Serving", "Progressing": "False/Settled", "Degraded": "True/OutOfMemory"},
+            id="a pod that serves between two crashes",
         ),
         pytest.param(
             situation(scene.pod(), gates={"chat-new-1": INFEASIBLE}),
@@ -378,6 +410,16 @@ def test_a_condition_keeps_its_date_until_its_status_changes() -> None:
     assert condition(crashed, "Ready")["lastTransitionTime"] == NOW, "False for another reason is still False"
     assert condition(crashed, "Degraded")["lastTransitionTime"] == LATER
     assert condition(ready, "Ready")["lastTransitionTime"] == LATER
+
+
+def test_a_relapse_is_forgotten_after_ten_minutes() -> None:
+    sick = compute(situation(RELAPSED), {}, "2026-01-01T00:04:59Z")
+    well = compute(situation(RELAPSED), sick, "2026-01-01T00:05:00Z")
+
+    assert sick["failure"]["reason"] == "OutOfMemory"
+    assert "has been restarted 7 times" in sick["failure"]["message"]
+    assert "failure" not in well
+    assert condition(well, "Degraded")["status"] == "False"
 
 
 def test_a_failure_is_cleared_on_recovery() -> None:

@@ -14,9 +14,9 @@ SOURCES = ("engine_image/src", "sidecar/src", "operator/src")
 
 # What a pure file may import of the standard library: nothing that reads a clock, a file or a random number.
 PURE_STDLIB = {
-    "__future__", "array", "bisect", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum", "fractions",
-    "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re", "statistics",
-    "string", "textwrap", "types", "typing",
+    "__future__", "array", "bisect", "calendar", "collections", "contextlib", "copy", "dataclasses", "decimal", "enum",
+    "fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re",
+    "statistics", "string", "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
@@ -29,8 +29,9 @@ PURE_PROJECT = {
     "sluice_sidecar.telemetry.state", "sluice_sidecar.web.events", "sluice_sidecar.web.shedding",
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
     "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
-    "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.obeyed", "sluice_operator.figures",
-    "sluice_operator.changes", "sluice_operator.kinds",
+    "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.failures", "sluice_operator.containers",
+    "sluice_operator.kubelet", "sluice_operator.refusals", "sluice_operator.moments", "sluice_operator.obeyed",
+    "sluice_operator.figures", "sluice_operator.changes", "sluice_operator.kinds",
     "sluice_operator.loading", "sluice_operator.local_environment", "sluice_operator.schema", "sluice_operator.cel",
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_operator import pods
+from sluice_operator import failures
 from sluice_operator.kinds import OWNED_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,11 +52,11 @@ LAST_WORDS = codes("engine_image/src") | codes("sidecar/src")
 
 def reasons() -> set[str]:
     """Reasons of conditions and failures, as the code writes them."""
-    found = LAST_WORDS | set(pods.HINTS) | {f"{kind}Refused" for kind in OWNED_KINDS}
-    for name in ("status.py", "pods.py", "reconcile.py", "changes.py"):
-        text = (OPERATOR / name).read_text()
+    found = LAST_WORDS | set(failures.HINTS) | {f"{kind}Refused" for kind in OWNED_KINDS}
+    for path in OPERATOR.glob("*.py"):
+        text = path.read_text()
         found |= set(re.findall(r'reason="([A-Z]\w+)"', text))
-        found |= set(re.findall(r'(?:_failure|engine_failure)\("([A-Z]\w+)"', text))
+        found |= set(re.findall(r'(?:failure)\("([A-Z]\w+)"', text))
         found |= set(re.findall(r'return "([A-Z][a-z]+[A-Z]\w+)",', text))
     return found
 
@@ -75,10 +75,10 @@ def test_the_codes_of_the_programs_are_found() -> None:
 
 @pytest.mark.parametrize("code", sorted(LAST_WORDS))
 def test_the_status_hints_at_a_way_out_of_each_end_of_a_program(code: str) -> None:
-    assert code in pods.HINTS
+    assert code in failures.HINTS
 
 
-@pytest.mark.parametrize("reason", sorted(set(pods.HINTS) - LAST_WORDS))
+@pytest.mark.parametrize("reason", sorted(set(failures.HINTS) - LAST_WORDS))
 def test_a_hint_is_for_what_somebody_reports(reason: str) -> None:
     text = "".join(path.read_text() for path in OPERATOR.glob("*.py"))
 

@@ -41,8 +41,8 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch]
-# What `kubectl describe` shows.
+# What `kubectl describe` shows of ours, and what the kubelet tells of mounts and probes that fail.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create]
+  verbs: [create, list]
 {{- end }}

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice_operator import status
+from sluice_operator.failures import Failure
 from sluice_operator.plan import Key
-from sluice_operator.pods import Failure
 
 REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
 

@@ -37,6 +37,10 @@ class Cluster(Protocol):
         """Delete an object."""
         ...
 
+    async def pod_events(self, namespace: str, uids: Mapping[str, str]) -> dict[str, list[Object]]:
+        """What the kubelet told of these pods (name → uid)."""
+        ...
+
     async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
         """Post an event about an InferenceService."""
         ...

@@ -9,6 +9,7 @@ What it may do to which kind is in `kinds.py`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import uuid
@@ -38,6 +39,8 @@ _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=10)
 # however alive its connection looks.
 _WATCH_SECONDS = 240
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=90)
+# Of the pods whose status says too little, so many are asked after.
+_MOST_EXPLAINED = 3
 _GONE = 410
 _NOT_FOUND = 404
 
@@ -142,6 +145,15 @@ class Kube:
         except ApiRefused as refused:
             if refused.status != _NOT_FOUND:
                 raise
+
+    async def pod_events(self, namespace: str, uids: Mapping[str, str]) -> dict[str, list[Object]]:
+        """The events about the first few of these pods (name → uid): those of a template tell the same."""
+        found = {}
+        for name, uid in itertools.islice(uids.items(), _MOST_EXPLAINED):
+            query = [("fieldSelector", f"involvedObject.kind=Pod,involvedObject.name={name},involvedObject.uid={uid}")]
+            page = await self._call("GET", f"/api/v1/namespaces/{namespace}/events", query)
+            found[name] = list(page["items"])
+        return found
 
     async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
         """Tell those who `kubectl describe` the resource what changed; `kind` is Normal or Warning."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sluice_operator.failures import Failure, failure
 from sluice_operator.figures import PodState
-from sluice_operator.pods import HINTS, Failure, PodView
+from sluice_operator.pods import PodView
 
 REFUSED = "ConfigRefused"
 PENDING = "ConfigPending"
@@ -37,5 +38,5 @@ def refusal(state: PodState) -> Failure | None:
     ):
         if problem:
             text = f"{what}, and goes by the one before: {problem}"
-            return Failure(reason=REFUSED, message=text, hint=HINTS[REFUSED], pod=state.pod.name)
+            return failure(REFUSED, text, state.pod.name)
     return None

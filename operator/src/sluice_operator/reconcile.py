@@ -24,12 +24,12 @@ from sluice_operator.changes import REFUSED_HINT, name_taken, transitions
 from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
+from sluice_operator.failures import Failure
 from sluice_operator.figures import worth_writing
 from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS
 from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
 from sluice_operator.pod_template import Object
-from sluice_operator.pods import Failure
 from sluice_operator.render import objects
 
 log = logging.getLogger(__name__)
@@ -249,11 +249,17 @@ class Reconciler:
         states = await self._gates.states(addresses) if addresses else {}
         self._metrics.gate_polls.labels("ok").inc(len(states))
         self._metrics.gate_polls.labels("unanswered").inc(len(addresses) - len(states))
+        events: Mapping[str, Sequence[Object]] = {}
+        if silent := {pod.name: pod.uid for pod in pods.views(service.observed) if pod.is_silent}:
+            # They only explain; a status without them is poorer, not wrong.
+            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
+                events = await self._cluster.pod_events(_place(service.body)[0], silent)
         situation = status.Situation(
             generation=service.body["metadata"].get("generation", 0),
             spec=service.spec,
             observed=service.observed,
             gates=states,
+            events=events,
             problem=service.problem,
             kinds=self.kinds,
         )

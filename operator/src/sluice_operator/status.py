@@ -8,21 +8,25 @@ Pure. Before: `pods.py`, `figures.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_engine import codec
-from sluice_operator import figures, labels, obeyed, pods, render
+from sluice_operator import figures, labels, obeyed, pods, refusals, render
+from sluice_operator.failures import Failure, failure
 from sluice_operator.figures import PodState
 from sluice_operator.loading import progress
+from sluice_operator.moments import seconds_between
 from sluice_operator.plan import Observed
-from sluice_operator.pods import Failure, PodView
+from sluice_operator.pods import PodView
 from sluice_operator.spec import ServiceSpec
 from sluice_sidecar.telemetry.state import GateState
 
 Json = dict[str, Any]
 
 _MESSAGE_LIMIT = 2048  # as the CRD has it
+# So long after it ended again, a pod that serves counts as sick.
+_RELAPSE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +48,8 @@ class Situation:
     observed: Observed = field(default_factory=Observed)
     gates: Mapping[str, GateState] = field(default_factory=dict)
     """What the gate of each pod last said, by the pod's name."""
+    events: pods.Events = field(default_factory=dict)
+    """What the kubelet told of the pods that say too little themselves."""
     problem: Failure | None = None
     """What kept the operator from applying what is wanted."""
     kinds: frozenset[str] = frozenset()
@@ -52,7 +58,7 @@ class Situation:
 
 def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json:
     """The whole status; `previous` is the one in the resource, `now` the time as Kubernetes writes it."""
-    view = _View(situation, previous)
+    view = _View(situation, previous, now)
     claims = view.claims()
     status: Json = {
         "observedGeneration": situation.generation,
@@ -112,11 +118,20 @@ def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str
 class _View:
     """One look at a situation; each condition is a property of it."""
 
-    def __init__(self, situation: Situation, previous: Mapping[str, Any]) -> None:
+    def __init__(self, situation: Situation, previous: Mapping[str, Any], now: str) -> None:
         self.spec, self.problem = situation.spec, situation.problem
         observed = situation.observed
         self.deployment = next((one for one in observed.owned.values() if one["kind"] == "Deployment"), None)
-        self.pods = pods.views(observed)
+        self.leaving = pods.leaving(observed)
+        seen, refused = pods.views(observed, situation.events), refusals.of_pods(observed, self.deployment)
+        # What a pod waits for is still held by one of ours that drains: nothing is wrong.
+        self.waits_for_drain = bool(self.leaving) and (
+            any(_waits_for_room(pod) for pod in seen) or (refused is not None and refused.reason == "QuotaExceeded")
+        )
+        if self.waits_for_drain:
+            seen = tuple(replace(pod, failure=None) if _waits_for_room(pod) else pod for pod in seen)
+            refused = None
+        self.pods = seen
         self.settled = pods.rollout_is_observed(self.deployment)
         self.current = [pod for pod in self.pods if pod.is_current and self.settled]
         self.ended = [pod for pod in pods.ended(observed) if pod.is_current and self.settled]
@@ -137,7 +152,7 @@ class _View:
         newest = [state for state in measured if state.pod in self.current] or measured
         self.judged = [state for state in newest if obeyed.obeys(state, self.live_hash)] or newest
         self.wanted = self.spec.replicas if self.spec else 0
-        self.failure = self.problem or pods.refusal(observed, self.deployment) or self._pod_failure()
+        self.failure = self.problem or refused or self._pod_failure() or self._relapse(now)
 
     def claims(self) -> dict[str, Claim]:
         """All conditions, in the order in which they are read."""
@@ -152,12 +167,18 @@ class _View:
             "Degraded": self._degraded(),
         }
 
+    def _relapse(self, now: str) -> Failure | None:
+        """A pod that serves, ended a while ago, and not for the first time."""
+        since = _RELAPSE_S
+        found = (pod.relapse for pod in self.pods if pod.relapse and seconds_between(pod.relapsed_at, now) < since)
+        return next(found, None)
+
     def _pod_failure(self) -> Failure | None:
         for state in self.states:
             engine = state.engine
             if engine and engine.hung:
                 text = f"a step has run for {engine.step_running_us // 1_000_000} s"
-                return pods.engine_failure("EngineHung", text, state.pod.name)
+                return failure("EngineHung", text, state.pod.name)
         if refused := next((found for state in self.states if (found := obeyed.refusal(state))), None):
             return refused
         # Newest pods first: their trouble is what the user just caused.
@@ -166,7 +187,7 @@ class _View:
                 return pod.failure
         for state in self.states:
             if state.engine and state.engine.phase == "failed":
-                return pods.engine_failure("EngineFailed", state.engine.failure or "the engine failed", state.pod.name)
+                return failure("EngineFailed", state.engine.failure or "the engine failed", state.pod.name)
         # Pods that are gone explain what is missing; once nothing is, they are history.
         return next((pod.failure for pod in self.ended if pod.failure), None) if not self._complete() else None
 
@@ -199,6 +220,8 @@ class _View:
             return "Applying", "The current revision is being handed to its Deployment."
         if loading := self._loading():
             return "ModelLoading", f"{count}; {loading}."
+        if self.waits_for_drain:
+            return "WaitingForDrain", f"{count}; pods on their way out end their streams first ({self.leaving})."
         if any(pod.is_ready for pod in self.old):
             return "RollingOut", f"{count}; {len(self.old)} of an older one still do."
         return "PodsStarting", f"{count}; pods are starting."
@@ -308,6 +331,10 @@ class _View:
         if self.failure:
             return Claim(status="True", reason=self.failure.reason, message=self.failure.message)
         return Claim(status="False", reason="AsExpected", message="Nothing stands in the way.")
+
+
+def _waits_for_room(pod: PodView) -> bool:
+    return pod.failure is not None and pod.failure.reason == "Unschedulable"
 
 
 def is_pollable(pod: PodView) -> bool:

@@ -1,0 +1,84 @@
+"""What can stand in a service's way: stable reasons, and what to do about each. Pure.
+
+Owns the words only. `containers.py`, `refusals.py`, `kubelet.py` and `pods.py` say which of them holds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What stands in the way now."""
+
+    reason: str
+    message: str
+    hint: str = ""
+    pod: str = ""
+
+
+HINTS = {
+    "Unschedulable": "Free or add a node that fits, or change resources, accelerator or podTemplate.",
+    "SchedulingGated": "Whoever put the gate on the pod has to take it away: see its spec.schedulingGates.",
+    "ClaimMissing": "Create the PersistentVolumeClaim in this namespace, or correct its name in the spec.",
+    "ClaimUnbound": "See `kubectl describe pvc`: its StorageClass must exist and provision, or a volume must fit it.",
+    "ImagePullFailed": "Check runtime.image, that nodes can reach its registry, and podTemplate.imagePullSecrets.",
+    "ContainerConfigError": "Correct what the message names, most likely in podTemplate.",
+    "SecretMissing": "Create the Secret, or its key, in this namespace, or correct the name in the spec.",
+    "ConfigMapMissing": "Create the ConfigMap, or its key, in this namespace, or correct the name in podTemplate.",
+    "VolumeFailed": "See `kubectl describe pod`: the volume's driver, its permissions and the node say the rest.",
+    "SandboxFailed": "Look at the node's network plugin and container runtime; another node may do.",
+    "OutOfMemory": "Raise resources.limits.memory, or lower cache.capacity, memoryPercent or hostSwapCapacity.",
+    "DeviceOutOfMemory": "Lower cache.memoryPercent or model.maxLengthTokens, or choose a larger device.",
+    "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
+    "ModelCorrupt": "Copy the model's files again, or choose another source.",
+    "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
+    "DiskFull": "Free space on the node or on the volume that the message names.",
+    "SocketInUse": "Delete the pod. If it comes back, look for what podTemplate runs beside the engine.",
+    "SocketUnavailable": "Delete the pod. If it comes back, look at the node: /run/sluice lies in its memory.",
+    "PortInUse": "Look for something in the pod that listens on 8080 or 9090; the gate needs both.",
+    "ConfigRefused": "Mend the Secret of API keys, or install operator, gate and engine images of one version.",
+    "InvalidConfig": "Install operator, gate and engine images of one version.",
+    "ProbeFailed": "See `kubectl logs --previous` of that container: it ran and did not answer in time.",
+    "EngineKilled": "If nobody did that, see `kubectl logs --previous -c engine` and the node's kernel log.",
+    "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",
+    "EngineFailed": "See `kubectl logs -c engine`.",
+    "CrashLoop": "See `kubectl logs --previous -c engine`.",
+    "QuotaExceeded": "Raise the ResourceQuota, free what it counts, or set resources within it.",
+    "PolicyRefused": "Change what the policy names, most likely in podTemplate, or have the policy let it pass.",
+    "ServiceAccountMissing": "Create the ServiceAccount that podTemplate.serviceAccountName names.",
+    "PodsRefused": "Change what the message names: a limit range, a class, or a field of the spec.",
+    "PodFailed": "See `kubectl describe pod` for what ended it.",
+    "NodeRefused": "The node had no room after all; another pod is made. If it repeats, restart its device plugin.",
+    "NodeUnreachable": "See `kubectl get nodes`; after five minutes Kubernetes makes the pod anew elsewhere.",
+    "Evicted": "Raise resources.requests, or free memory or disk on the node.",
+}
+
+# The engine's own code says only that memory did not do; these words say that it was the device's.
+_DEVICE = re.compile(r"CUDA|HIP|cuda|device memory")
+_PULL_HINTS = (
+    (
+        re.compile(r"unauthori[sz]ed|authorization|forbidden|denied|authentication|\b40[13]\b", re.IGNORECASE),
+        "Name a Secret with the registry's credentials in podTemplate.imagePullSecrets, and check the image's name.",
+    ),
+    (
+        re.compile(r"not found|manifest unknown|not present|InvalidImageName|couldn't parse", re.IGNORECASE),
+        "Correct the name or tag of the image: runtime.image, or images.* of the chart.",
+    ),
+    (
+        re.compile(r"no such host|timeout|refused|unreachable|lookup", re.IGNORECASE),
+        "The node cannot reach the registry: check its name, the network and proxies.",
+    ),
+)
+
+
+def failure(reason: str, message: str, pod: str = "") -> Failure:
+    """A failure with the hint of its reason; the reason is made more exact where the message allows it."""
+    if reason == "OutOfMemory" and _DEVICE.search(message):
+        reason = "DeviceOutOfMemory"
+    hint = HINTS.get(reason, "")
+    if reason == "ImagePullFailed":
+        hint = next((better for words, better in _PULL_HINTS if words.search(message)), hint)
+    return Failure(reason=reason, message=message, hint=hint, pod=pod)

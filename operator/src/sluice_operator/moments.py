@@ -1,0 +1,20 @@
+"""Times as Kubernetes writes them, and the seconds between two of them. Pure."""
+
+from __future__ import annotations
+
+import calendar
+import math
+import re
+
+_MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d+)?Z")
+
+
+def seconds_between(earlier: str, later: str) -> float:
+    """Seconds from one time to another; endless where one is not known."""
+    first, second = _MOMENT.fullmatch(earlier), _MOMENT.fullmatch(later)
+    return _seconds(second) - _seconds(first) if first and second else math.inf
+
+
+def _seconds(match: re.Match[str]) -> float:
+    year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
+    return calendar.timegm((year, month, day, hour, minute, second)) + float(match[7] or 0)
