@@ -20,6 +20,12 @@ CASES = {
     + ["--set=images.registry=registry.example.com/mirror"],
     "namespaced": ["--set=watchNamespaces={team-a,team-b}"],
     "without-crds": ["--set=crds.install=false"],
+    "monitoring": [
+        "--api-versions=monitoring.coreos.com/v1/PrometheusRule",
+        "--api-versions=monitoring.coreos.com/v1/ServiceMonitor",
+        "--show-only=templates/prometheusrule.yaml",
+        "--show-only=templates/servicemonitor.yaml",
+    ],
     "everything-set": [f"--values={Path(__file__).parent / 'everything-set.yaml'}"],
 }
 

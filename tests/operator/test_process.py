@@ -21,7 +21,7 @@ from sluice_operator import config
 from sluice_operator.errors import InvalidSettings
 from sluice_operator.gates import GateClient, decode_state
 from sluice_operator.health import Health, application
-from sluice_operator.metrics import Metrics
+from sluice_operator.metrics import HeartbeatCollector, Metrics
 
 IMAGES = {"SLUICE_ENGINE_IMAGE": "engine:1", "SLUICE_GATE_IMAGE": "gate:1"}
 
@@ -81,6 +81,19 @@ async def test_liveness_follows_the_heartbeats() -> None:
         assert await answer.text() == "resync: silent for 61 s, allowed are 60 s"
         health.beat("resync")
         assert (await client.get("/livez")).status == 200
+
+
+def test_the_age_of_each_heartbeat_is_a_series_beside_its_limit() -> None:
+    now = [0.0]
+    health, registry = Health(lambda: now[0]), CollectorRegistry()
+    registry.register(HeartbeatCollector(health.ages))
+    health.expect("resync", 60)
+
+    now[0] = 45
+
+    one = {"heartbeat": "resync"}
+    assert registry.get_sample_value("sluice_operator_heartbeat_age_seconds", one) == 45
+    assert registry.get_sample_value("sluice_operator_heartbeat_limit_seconds", one) == 60
 
 
 async def test_readiness_waits_for_the_first_list() -> None:

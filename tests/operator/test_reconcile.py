@@ -457,3 +457,27 @@ SLOW = {"conditions": [{"type": "Ready", "status": "False", "reason": "PromiseIn
 )
 def test_a_transition_is_worth_an_event(old: Json, new: Json, events: list[tuple[str, str, str]]) -> None:
     assert transitions(old, new) == events
+
+
+async def test_whether_a_service_serves_and_is_settled_is_a_series_for_as_long_as_it_exists(world: World) -> None:
+    one = {"namespace": "llm", "inferenceservice": "chat"}
+    service = world.service()
+    await world.look(service)
+    seen = [world.count(f"sluice_operator_service_{word}", **one) for word in ("available", "settled")]
+
+    world.serve()
+    await world.look(service)
+    then = [world.count(f"sluice_operator_service_{word}", **one) for word in ("available", "settled")]
+    world.reconciler.forget("llm", "chat")
+
+    assert (seen, then) == ([0, 0], [1, 1])
+    assert world.registry.get_sample_value("sluice_operator_service_available", one) is None
+    assert world.registry.get_sample_value("sluice_operator_service_settled", one) is None
+
+
+async def test_a_service_that_nobody_wants_to_serve_is_not_said_to_be_down(world: World) -> None:
+    service = world.service(scene.body({"replicas": 0}))
+
+    await world.look(service)
+
+    assert world.count("sluice_operator_service_available", namespace="llm", inferenceservice="chat") == 1

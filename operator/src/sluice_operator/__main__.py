@@ -22,7 +22,7 @@ from sluice_operator.gates import GateClient
 from sluice_operator.health import Health, application
 from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
 from sluice_operator.logs import setup_logging
-from sluice_operator.metrics import Metrics
+from sluice_operator.metrics import HeartbeatCollector, Metrics
 from sluice_operator.reconcile import Reconciler
 
 log = logging.getLogger("sluice_operator")
@@ -51,6 +51,8 @@ async def run(settings: Settings) -> None:
     prometheus = CollectorRegistry()
     ProcessCollector(registry=prometheus)
     metrics, health = Metrics(prometheus), Health(time.monotonic)
+    prometheus.register(HeartbeatCollector(health.ages))
+    metrics.leader.set(1)
     runner = web.AppRunner(application(health, prometheus), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, None, settings.metrics_port)

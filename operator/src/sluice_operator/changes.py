@@ -37,3 +37,14 @@ def name_taken(foreign: Sequence[Key]) -> Failure | None:
         message=f"{kind} {name} exists and belongs to something else; it is left alone",
         hint=f"Delete or rename that {kind}, or give the InferenceService another name.",
     )
+
+
+def is_available(seen: Mapping[str, Any]) -> bool:
+    """Whether somebody serves, or nobody is wanted to."""
+    found = status.condition(seen, "Available")
+    return found.get("status") == "True" or found.get("reason") == "ScaledToZero"
+
+
+def is_settled(seen: Mapping[str, Any]) -> bool:
+    """Whether nothing is left to be rolled out."""
+    return status.condition(seen, "Progressing").get("reason") == "Settled"

@@ -31,13 +31,17 @@ class Health:
         _, within_s = self._beats[name]
         self._beats[name] = (self._clock(), within_s)
 
+    def ages(self) -> list[tuple[str, float, float]]:
+        """Each heartbeat with its age and what that may reach, in seconds."""
+        now = self._clock()
+        return [(name, now - last, within_s) for name, (last, within_s) in self._beats.items()]
+
     def problems(self) -> list[str]:
         """A line for each heartbeat that is overdue."""
-        now = self._clock()
         return [
-            f"{name}: silent for {now - last:.0f} s, allowed are {within_s:.0f} s"
-            for name, (last, within_s) in self._beats.items()
-            if now - last > within_s
+            f"{name}: silent for {age_s:.0f} s, allowed are {within_s:.0f} s"
+            for name, age_s, within_s in self.ages()
+            if age_s > within_s
         ]
 
 

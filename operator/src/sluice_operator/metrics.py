@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 
 class Metrics:
@@ -42,9 +47,55 @@ class Metrics:
         self.last_resync = Gauge(
             "sluice_operator_last_resync_timestamp_seconds", "When everything was last listed anew.", registry=registry
         )
+        per_service = ["namespace", "inferenceservice"]
+        self.available = Gauge(
+            "sluice_operator_service_available",
+            "1 while some pod takes requests, or none is wanted.",
+            per_service,
+            registry=registry,
+        )
+        self.settled = Gauge(
+            "sluice_operator_service_settled",
+            "1 while every wanted pod is of the newest revision, serves and obeys the newest promise.",
+            per_service,
+            registry=registry,
+        )
+        self.leader = Gauge("sluice_operator_leader", "1 in the one replica that acts.", registry=registry)
         for outcome in ("ok", "refused", "failed"):
             self.reconciles.labels(outcome)
         for outcome in ("ok", "unanswered"):
             self.gate_polls.labels(outcome)
         for what in ("apply", "delete", "status", "event"):
             self.writes.labels(what)
+
+    def tell_service(self, namespace: str, name: str, *, available: bool, settled: bool) -> None:
+        """What was last seen of one service."""
+        self.available.labels(namespace, name).set(available)
+        self.settled.labels(namespace, name).set(settled)
+
+    def forget_service(self, namespace: str, name: str) -> None:
+        """The service is gone: its last values must not outlive it."""
+        for gauge in (self.available, self.settled):
+            with contextlib.suppress(KeyError):  # it was never told of
+                gauge.remove(namespace, name)
+
+
+class HeartbeatCollector(Collector):
+    """How long each loop and watch has been silent, and how long it may be."""
+
+    def __init__(self, ages: Callable[[], Iterable[tuple[str, float, float]]]) -> None:
+        self._ages = ages
+
+    def collect(self) -> Iterator[Metric]:
+        """Two families."""
+        age = GaugeMetricFamily(
+            "sluice_operator_heartbeat_age_seconds", "Since the last sign of life.", labels=["heartbeat"]
+        )
+        limit = GaugeMetricFamily(
+            "sluice_operator_heartbeat_limit_seconds", "What its age may reach.", labels=["heartbeat"]
+        )
+        for name, age_s, limit_s in self._ages():
+            age.add_metric([name], age_s)
+            limit.add_metric([name], limit_s)
+        yield age
+        yield limit

@@ -20,7 +20,7 @@ from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator import pods, status
 from sluice_operator import spec as specs
-from sluice_operator.changes import REFUSED_HINT, name_taken, transitions
+from sluice_operator.changes import REFUSED_HINT, is_available, is_settled, name_taken, transitions
 from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
@@ -109,6 +109,7 @@ class Reconciler:
         if service is not None and service.task is not None:
             service.task.cancel()
         self._metrics.services.set(len(self._services))
+        self._metrics.forget_service(namespace, name)
 
     def touch(self, namespace: str, name: str) -> None:
         """Something that belongs to this service changed."""
@@ -264,6 +265,7 @@ class Reconciler:
             kinds=self.kinds,
         )
         new = status.compute(situation, service.status, self._now())
+        self._metrics.tell_service(*_place(service.body), available=is_available(new), settled=is_settled(new))
         if not worth_writing(service.status, new, self._clock() - service.written_at):
             return
         await self._cluster.apply_status(service.body, new)

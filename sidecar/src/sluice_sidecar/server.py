@@ -30,6 +30,7 @@ from sluice_sidecar.proxy import Proxy
 from sluice_sidecar.reception import Reception
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.metrics import AdmissionCollector, FilesCollector, GateMetrics
+from sluice_sidecar.telemetry.promised import PromiseCollector
 from sluice_sidecar.telemetry.recorder import Recorder
 from sluice_sidecar.telemetry.signals import Signals
 from sluice_sidecar.telemetry.tracing import tracing
@@ -90,6 +91,7 @@ class Gate:
             )
         )
         self.metrics.registry.register(FilesCollector(self.files))
+        self.metrics.registry.register(PromiseCollector(lambda: self.live))
 
     def configure(self, live: LiveConfig) -> None:
         """Obey another `live.json`. Who is inside stays; who waits is judged by it."""

@@ -64,6 +64,8 @@ class GateMetrics:
             ["verdict"],
             registry=r,
         )
+        for verdict in ("kept", "ttft_missed", "itl_missed"):
+            self.promise.labels(verdict)  # from the start: the first miss of a new series is in no rate
         self.output_tokens = Counter(
             "sluice_gate_output_tokens_total", "Output tokens of completed requests that reported usage.", registry=r
         )
