@@ -55,6 +55,9 @@ def changed(path: str, value: object) -> str:
         pytest.param("model.data_type", "fp8", "must be one of Auto, Float32, BFloat16, Float16, not 'fp8'", id="word"),
         pytest.param("model.source", {}, "name exactly one of demo, path", id="no-source"),
         pytest.param("model.source", {"demo": "a", "path": "b"}, "name exactly one of demo, path", id="two-sources"),
+        pytest.param(
+            "model.source", {"demo": "a", "claim": "c"}, "model.source.claim: belongs to path", id="claim-alone"
+        ),
         pytest.param("model.source", None, "engine.json.model.source: must be an object, not null", id="null"),
         pytest.param("accelerator_count", 2, "accelerator_count: must be 0 (CPU) or 1", id="two-accelerators"),
         pytest.param("scheduling.token_budget", 0, "scheduling.token_budget: must be at least 1", id="zero-budget"),

@@ -67,3 +67,28 @@ def test_what_is_not_a_model_is_refused_in_one_line(tmp_path: Path, name: str, c
         resolve(ModelSource(path=str(tmp_path / name)))
     assert caught.value.code == code
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_claim_holds_instead_is_told(tmp_path: Path) -> None:
+    for name in ("qwen", "mistral", "a\nb", "x1", "x2", "x3"):
+        (tmp_path / name).mkdir()
+
+    with pytest.raises(ModelUnavailable) as caught:
+        resolve(ModelSource(path=str(tmp_path / "llama"), claim="models"))
+
+    assert str(caught.value) == (
+        f"there is no model at {tmp_path}/llama (PersistentVolumeClaim models); "
+        f"{tmp_path} holds a b, mistral, qwen, x1, x2 and 1 more"
+    )
+
+
+def test_a_folder_that_is_no_model_tells_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "llama").mkdir()
+
+    with pytest.raises(ModelUnavailable, match=rf"no config\.json; {tmp_path} holds llama$"):
+        resolve(ModelSource(path=str(tmp_path), claim="models"))
+
+
+def test_a_path_from_the_root_tells_nothing_of_the_file_system() -> None:
+    with pytest.raises(ModelUnavailable, match=r"there is no model at /no-such-folder/x$"):
+        resolve(ModelSource(path="/no-such-folder/x"))

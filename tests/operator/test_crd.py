@@ -156,7 +156,9 @@ def test_the_full_example_sets_every_field() -> None:
             elif child.get("type") == "object":
                 yield from missing(child, value[name], f"{path}.{name}")
 
-    assert list(missing(SCHEMA["properties"]["spec"], document["spec"], "spec")) == ["spec.model.source.demo"]
+    assert list(missing(SCHEMA["properties"]["spec"], document["spec"], "spec")) == [
+        f"spec.model.source.{other}" for other in ("persistentVolumeClaim", "demo")
+    ]
 
 
 COST = {"fixedMicroseconds": 20_000, "decodeMicroseconds": 10_000, "perPrefillTokenNanoseconds": 35_000}

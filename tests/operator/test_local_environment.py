@@ -10,7 +10,7 @@ import yaml
 
 import operator_scene as scene
 from sluice_operator.cli import main
-from sluice_operator.local_environment import environment, refusals, without_meaning
+from sluice_operator.local_environment import environment, refusals, with_model, without_meaning
 
 
 def _template(**podTemplate: Any) -> Any:  # noqa: N803  # the manifest's own name
@@ -104,3 +104,16 @@ def test_the_command_names_each_field_in_a_line_of_its_own(tmp_path: Path, capsy
     assert [line.partition(": ")[0] for line in lines] == ["sluice", "sluice"]
     assert "spec.podTemplate.engine.envFrom[0]" in lines[0]
     assert "spec.podTemplate.volumes[0] (models)" in lines[1]
+
+
+def test_a_claim_is_refused_until_its_files_are_named() -> None:
+    spec = scene.spec({"model": {"source": {"persistentVolumeClaim": {"claimName": "models", "path": "llama"}}}})
+
+    (problem,) = refusals(spec)
+    named = with_model(spec, "/mine/llama")
+
+    assert problem.startswith("spec.model.source.persistentVolumeClaim: the claim is in a cluster")
+    assert "--model" in problem
+    assert refusals(named) == []
+    assert named.model.source.path == "/mine/llama"
+    assert named.model.served_name == spec.model.served_name

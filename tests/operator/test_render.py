@@ -140,6 +140,37 @@ def test_api_keys_are_mounted_into_the_gate_alone_and_may_come_later() -> None:
     assert "sluice-keys" not in str(pod_of(scene.spec()))
 
 
+def claim(**path: str) -> dict[str, Any]:
+    return {"model": {"source": {"persistentVolumeClaim": {"claimName": "models", **path}}}}
+
+
+def test_a_claim_is_mounted_read_only_into_the_engine_alone() -> None:
+    pod = pod_of(scene.spec(claim(path="llama")))
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "sluice-model"]
+    (gate,), (engine,) = pod["initContainers"], pod["containers"]
+
+    assert volume["persistentVolumeClaim"] == {"claimName": "models", "readOnly": True}
+    assert {"name": "sluice-model", "mountPath": "/var/lib/sluice/model", "readOnly": True} in engine["volumeMounts"]
+    assert "sluice-model" not in str(gate)
+    assert "sluice-model" not in str(pod_of(scene.spec()))
+
+
+@pytest.mark.parametrize(
+    ("path", "is_at"),
+    [
+        pytest.param({"path": "llama"}, "/var/lib/sluice/model/llama", id="a folder"),
+        pytest.param({"path": "/a/b.gguf"}, "/var/lib/sluice/model/a/b.gguf", id="a path from the volume's root"),
+        pytest.param({"path": "llama/"}, "/var/lib/sluice/model/llama", id="a folder with a slash"),
+        pytest.param({}, "/var/lib/sluice/model", id="the volume itself"),
+        pytest.param({"path": "/"}, "/var/lib/sluice/model", id="its root"),
+    ],
+)
+def test_the_engine_finds_the_model_where_the_claim_is_mounted(path: dict[str, str], is_at: str) -> None:
+    source = files(scene.spec(claim(**path)), Paths()).engine.model.source
+
+    assert (source.path, source.claim) == (is_at, "models")
+
+
 def test_the_operators_collector_is_told_to_every_gate() -> None:
     def gate_file(endpoint: str) -> GateConfig:
         config, _ = (item for item in objects(scene.spec(), scene.IMAGES, endpoint) if item["kind"] == "ConfigMap")

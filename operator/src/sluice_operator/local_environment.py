@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from sluice_engine.config import ModelSource
 from sluice_operator.spec import ServiceSpec
 
 _ENV = "spec.podTemplate.engine.env"
@@ -33,10 +35,18 @@ def refusals(spec: ServiceSpec) -> list[str]:
         ("engine.volumeMounts", engine.get("volumeMounts", ())),
     ):
         found += [f"spec.podTemplate.{field}[{index}] ({item['name']}): {mount}" for index, item in enumerate(items)]
+    if spec.model.source.claim:
+        why = "the claim is in a cluster, which a local process cannot read: name its files on this machine by --model"
+        found.append(f"spec.model.source.persistentVolumeClaim: {why}")
     if spec.api_keys_secret:
         why = "the Secret is in a cluster, which a local process cannot read: take it out to run here without keys"
         found.append(f"spec.admission.apiKeysSecretRef: {why}")
     return found
+
+
+def with_model(spec: ServiceSpec, path: str) -> ServiceSpec:
+    """The same service with a folder or GGUF file of this machine (an absolute path) for its `model.source`."""
+    return replace(spec, model=replace(spec.model, source=ModelSource(path=path)))
 
 
 def environment(spec: ServiceSpec) -> dict[str, str]:

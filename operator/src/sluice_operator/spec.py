@@ -17,13 +17,13 @@ from sluice_engine.config import (
     LiveConfig,
     LiveSchedulingConfig,
     ModelConfig,
-    ModelSource,
     SchedulerConfig,
     SLOConfig,
     TenantConfig,
 )
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
+from sluice_operator.model_source import parse_source
 from sluice_operator.units import parse_duration_us, parse_quantity_bytes
 from sluice_sidecar.callers.trust import is_network
 
@@ -94,7 +94,7 @@ def _parse(body: Json) -> ServiceSpec:
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
         model=ModelConfig(
-            source=_source(model["source"]),
+            source=parse_source(model["source"]),
             served_name=model.get("servedName", metadata["name"]),
             data_type=model["dataType"],
             max_length_tokens=model.get("maxLengthTokens"),
@@ -170,11 +170,3 @@ def _networks(peers: Sequence[str]) -> tuple[str, ...]:
             problem = f"{peer!r} is no network: write an address, or its first one and a length, such as 10.0.0.0/8"
             raise InvalidSpec(f"spec.admission.trustedPeers[{index}]", problem)
     return tuple(peers)
-
-
-def _source(source: Json) -> ModelSource:
-    if "demo" in source:
-        return ModelSource(demo=source["demo"]["name"])
-    if "image" in source:
-        return ModelSource(path=source["image"]["path"])
-    raise InvalidSpec("spec.model.source", "names no source that this version of the operator knows")

@@ -9,13 +9,14 @@ import json
 import signal
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import click
 
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest, InvalidSettings
 from sluice_operator.local import LocalPod
-from sluice_operator.local_environment import refusals, without_meaning
+from sluice_operator.local_environment import refusals, with_model, without_meaning
 from sluice_operator.spec import ServiceSpec
 
 _HOST = "127.0.0.1"
@@ -37,14 +38,17 @@ _HOST = "127.0.0.1"
     show_default="any free port",
     help="Where /state and /metrics are, on 127.0.0.1.",
 )
+@click.option(
+    "--model", metavar="PATH", help="A folder or GGUF file of this machine, in place of what model.source names."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document once it is ready, instead of sentences.")
-def run(file: str, port: int, admin_port: int, *, as_json: bool) -> int:
+def run(file: str, port: int, admin_port: int, model: str | None, *, as_json: bool) -> int:
     """Serve a manifest on this machine until Ctrl-C.
 
     FILE holds one InferenceService; "-" is standard input. The engine and the gate are local processes that get the
     very files that they would get in a pod. Variables of podTemplate.engine.env are set; volumes, envFrom and values
-    that only a cluster has are refused by name. Ctrl-C lets open streams end, for at most rollout.drainTimeout; a
-    second one ends at once.
+    that only a cluster has are refused by name; --model stands in for a model that is on a claim. Ctrl-C lets open
+    streams end, for at most rollout.drainTimeout; a second one ends at once.
 
     Exit codes: 0 stopped after it served; 1 it failed, or was stopped before it was ready; 2 wrong usage, a file or
     rule that is broken, or a port in use.
@@ -52,7 +56,7 @@ def run(file: str, port: int, admin_port: int, *, as_json: bool) -> int:
     specs = manifest.read_specs(file)
     if len(specs) > 1:
         raise InvalidManifest(file, [f"holds {len(specs)} InferenceServices: one can be run at a time"])
-    spec = specs[0]
+    spec = specs[0] if model is None else with_model(specs[0], str(Path(model).absolute()))
     if missing := refusals(spec):
         for problem in missing:
             click.echo(f"sluice: {' '.join(f'{file}: {spec.name}: {problem}'.split())}", err=True)
