@@ -72,7 +72,8 @@ def _documented_values(text: str) -> Iterator[tuple[str, Any, str]]:
             meaning = comment_above(key) or meaning
             path, default = prefix + key.value, tree[key.value]
             # A mapping whose keys carry no comments of their own is one value, such as Kubernetes' own types.
-            if isinstance(value, yaml.MappingNode) and any(comment_above(inner) for inner, _ in value.value):
+            below = [inner for inner, _ in value.value] if isinstance(value, yaml.MappingNode) else []
+            if any(comment_above(inner) for inner in below if inner.start_mark.line > key.start_mark.line):
                 yield from walk(value, default, path + ".")
             else:
                 yield path, default, meaning
