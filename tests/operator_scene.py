@@ -14,6 +14,7 @@ from typing import Any
 
 from sluice_engine.core.state import DerivedLimits, EngineState, LoadingProgress, PoolState, StepCost
 from sluice_operator import labels, manifest, plan, render
+from sluice_operator.changes import Told
 from sluice_operator.errors import ApiRefused
 from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Images
@@ -195,6 +196,8 @@ class FakeCluster:
         self.pods: list[Json] = []
         self.statuses: list[Json] = []
         self.events: list[tuple[str, str, str]] = []
+        self.series: dict[tuple[str, str, str], int] = {}
+        """The events that there are, by kind, reason and first time, and their counts."""
         self.writes: list[str] = []
         self.told_of: dict[str, list[Json]] = {}
         """What the kubelet told of each pod."""
@@ -259,11 +262,12 @@ class FakeCluster:
             raise refused
         return {name: list(self.told_of.get(name, ())) for name in uids}
 
-    async def post_event(self, resource: Json, kind: str, reason: str, message: str, now: str) -> None:
+    async def post_event(self, resource: Json, told: Told) -> None:
         if refused := self.refuse.get("Event"):
             raise refused
         self.writes.append("event")
-        self.events.append((kind, reason, message))
+        self.events.append((told.kind, told.reason, told.message))
+        self.series[told.kind, told.reason, told.first] = told.count
 
 
 class FakeGates:

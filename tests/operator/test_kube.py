@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_operator import plan, watches
+from sluice_operator.changes import Told
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.health import Health
@@ -190,13 +191,20 @@ async def test_services_are_listed_where_they_are_watched(
     assert {(item["kind"], item["apiVersion"]) for item in listed} == {("InferenceService", "sluice.dev/v1alpha1")}
 
 
-async def test_an_event_names_the_resource(api: Api) -> None:
-    await api.kube.post_event(scene.body(), "Warning", "ModelMissing", "no such folder", "2026-01-01T00:00:00Z")
+async def test_an_event_names_the_resource_and_is_counted_up_in_place(api: Api) -> None:
+    first, second = "2026-01-01T00:00:00Z", "2026-01-01T00:05:00Z"
+    once = Told(kind="Warning", reason="ModelMissing", message="no such folder", first=first, last=first)
+    for told in (once, replace(once, last=second, count=2), replace(once, first=second, last=second)):
+        await api.kube.post_event(scene.body(), told)
 
-    ((method, path, _, sent, _),) = api.recorder.asked
-    assert (method, path) == ("POST", "/api/v1/namespaces/llm/events")
+    (method, path, _, sent, _), (_, again, _, more, _), (_, another, _, _, _) = api.recorder.asked
+    assert method == "PATCH"
+    assert path.startswith("/api/v1/namespaces/llm/events/chat.")
     assert sent["involvedObject"]["uid"] == scene.UID
     assert (sent["type"], sent["reason"], sent["message"]) == ("Warning", "ModelMissing", "no such folder")
+    assert again == path
+    assert (more["count"], more["firstTimestamp"], more["lastTimestamp"]) == (2, first, second)
+    assert another != path, "an operator that starts anew does not count a former one's down"
 
 
 async def test_the_kubelets_events_are_asked_for_by_pod_and_for_a_few_pods_only(api: Api) -> None:

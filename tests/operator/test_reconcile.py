@@ -436,12 +436,45 @@ async def test_a_change_of_definitions_wakes_every_service(world: World) -> None
     assert service.wake.is_set()
 
 
+async def test_a_pod_that_flaps_makes_one_event_a_reason_and_a_quiet_minute_none(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    killed = {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 137, "reason": "Error"}}}
+    for _ in range(10):
+        world.cluster.pods = [scene.pod()]
+        await world.look(service)
+        world.cluster.pods = [scene.pod(ready=False, engine=killed)]
+        await world.look(service)
+    told = dict(world.cluster.series)
+
+    for _ in range(12):
+        world.time_s += 5
+        await world.reconciler.look(service)
+
+    assert {(kind, reason): count for (kind, reason, _), count in told.items()} == {
+        ("Normal", "Ready"): 10,
+        ("Warning", "EngineKilled"): 10,
+    }
+    assert world.cluster.series == told
+
+
 FAILING = {
     "conditions": [{"type": "Ready", "status": "False", "reason": "X", "message": "m"}],
     "failure": {"reason": "X", "message": "m"},
 }
 READY = {"conditions": [{"type": "Ready", "status": "True", "reason": "Serving", "message": "all"}]}
+MISSED, KEPT = (
+    {"conditions": [*READY["conditions"], {"type": "SLOMet", "status": holds, "reason": reason, "message": text}]}
+    for holds, reason, text in (("False", "PromiseMissed", "98 %"), ("True", "PromiseKept", "99 %"))
+)
 SLOW = {"conditions": [{"type": "Ready", "status": "False", "reason": "PromiseInfeasible", "message": "no"}]}
+
+INFEASIBLE = {
+    "conditions": [
+        *SLOW["conditions"], {"type": "SLOFeasible", "status": "False", "reason": "PromiseInfeasible", "message": "no"},
+    ]
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -453,6 +486,12 @@ SLOW = {"conditions": [{"type": "Ready", "status": "False", "reason": "PromiseIn
         pytest.param(FAILING, FAILING, [], id="the same failure"),
         pytest.param(READY, SLOW, [("Warning", "PromiseInfeasible", "no")], id="not ready without a failure"),
         pytest.param({}, SLOW, [], id="not ready yet"),
+        pytest.param({}, INFEASIBLE, [("Warning", "PromiseInfeasible", "no")], id="infeasible from the beginning"),
+        pytest.param(READY, INFEASIBLE, [("Warning", "PromiseInfeasible", "no")], id="infeasible is told once"),
+        pytest.param(READY, MISSED, [("Warning", "PromiseMissed", "98 %")], id="the promise is missed"),
+        pytest.param(MISSED, MISSED, [], id="still missed"),
+        pytest.param(MISSED, KEPT, [("Normal", "PromiseKept", "99 %")], id="kept again"),
+        pytest.param(READY, KEPT, [], id="kept from the beginning"),
     ],
 )
 def test_a_transition_is_worth_an_event(old: Json, new: Json, events: list[tuple[str, str, str]]) -> None:

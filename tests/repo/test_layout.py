@@ -30,9 +30,9 @@ PURE_PROJECT = {
     "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
     "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
     "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.failures", "sluice_operator.containers",
-    "sluice_operator.kubelet", "sluice_operator.refusals", "sluice_operator.moments", "sluice_operator.obeyed",
-    "sluice_operator.figures", "sluice_operator.changes", "sluice_operator.kinds",
-    "sluice_operator.model_source",
+    "sluice_operator.kubelet", "sluice_operator.refusals", "sluice_operator.moments", "sluice_operator.claim",
+    "sluice_operator.situation", "sluice_operator.conditions", "sluice_operator.obeyed", "sluice_operator.figures",
+    "sluice_operator.changes", "sluice_operator.kinds", "sluice_operator.model_source",
     "sluice_operator.loading", "sluice_operator.local_environment", "sluice_operator.schema", "sluice_operator.cel",
 }  # fmt: skip
 

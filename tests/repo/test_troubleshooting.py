@@ -53,7 +53,7 @@ LAST_WORDS = codes("engine_image/src") | codes("sidecar/src")
 def reasons() -> set[str]:
     """Reasons of conditions and failures, as the code writes them."""
     found = LAST_WORDS | set(failures.HINTS) | {f"{kind}Refused" for kind in OWNED_KINDS}
-    for path in OPERATOR.glob("*.py"):
+    for path in OPERATOR.rglob("*.py"):
         text = path.read_text()
         found |= set(re.findall(r'reason="([A-Z]\w+)"', text))
         found |= set(re.findall(r'(?:failure)\("([A-Z]\w+)"', text))
@@ -80,7 +80,7 @@ def test_the_status_hints_at_a_way_out_of_each_end_of_a_program(code: str) -> No
 
 @pytest.mark.parametrize("reason", sorted(set(failures.HINTS) - LAST_WORDS))
 def test_a_hint_is_for_what_somebody_reports(reason: str) -> None:
-    text = "".join(path.read_text() for path in OPERATOR.glob("*.py"))
+    text = "".join(path.read_text() for path in OPERATOR.rglob("*.py"))
 
     assert text.count(f'"{reason}"') > 1, "beside its own line in HINTS"
 

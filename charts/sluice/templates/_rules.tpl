@@ -44,5 +44,5 @@
 # What `kubectl describe` shows of ours, and what the kubelet tells of mounts and probes that fail.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, list]
+  verbs: [create, list, patch]
 {{- end }}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sluice_operator import status
@@ -12,19 +13,59 @@ from sluice_operator.plan import Key
 REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """An event, and how often it was told since the operator started."""
+
+    kind: str
+    """Normal or Warning."""
+    reason: str
+    message: str
+    """The newest."""
+    first: str
+    """When it was told first, as Kubernetes writes times."""
+    last: str
+    count: int = 1
+
+
+Series = dict[tuple[str, str], Told]
+"""What was told of one service, by kind and reason: no more entries than there are reasons."""
+
+
+def tell(series: Series, kind: str, reason: str, message: str, now: str) -> Told:
+    """The event to send: one more of its kind and reason, not a new one each time."""
+    before = series.get((kind, reason))
+    first, count = (before.first, before.count + 1) if before else (now, 1)
+    told = Told(kind=kind, reason=reason, message=message, first=first, last=now, count=count)
+    series[kind, reason] = told
+    return told
+
+
 def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """The events (type, reason, message) that a change of status is worth: readiness won or lost, a new failure."""
-    events = []
+    """The events (kind, reason, message) that a change of status is worth.
+
+    A new failure, readiness won or lost, a promise that is found infeasible, missed, or kept again; each reason once.
+    """
+    events: dict[str, tuple[str, str, str]] = {}
+
+    def add(kind: str, reason: str, message: str) -> None:
+        events.setdefault(reason, (kind, reason, message))
+
     failure, before = new.get("failure"), old.get("failure", {})
     if failure and (failure["reason"], failure.get("pod")) != (before.get("reason"), before.get("pod")):
-        events.append(("Warning", failure["reason"], failure["message"]))
-    ready = status.condition(new, "Ready")
-    was = status.condition(old, "Ready")
+        add("Warning", failure["reason"], failure["message"])
+    ready, was = (status.condition(one, "Ready") for one in (new, old))
     if ready.get("status") == "True" and was.get("status") != "True":
-        events.append(("Normal", "Ready", ready["message"]))
+        add("Normal", "Ready" if ready["reason"] == "Serving" else ready["reason"], ready["message"])
     elif ready.get("status") == "False" and was.get("status") == "True" and not failure:
-        events.append(("Warning", ready["reason"], ready["message"]))
-    return events
+        add("Warning", ready["reason"], ready["message"])
+    for name in ("SLOFeasible", "SLOMet"):
+        claim, was = (status.condition(one, name) for one in (new, old))
+        if claim.get("status") == "False" and was.get("status") != "False":
+            add("Warning", claim["reason"], claim["message"])
+        elif claim.get("status") == "True" and was.get("status") == "False":
+            add("Normal", claim["reason"], claim["message"])
+    return list(events.values())
 
 
 def name_taken(foreign: Sequence[Key]) -> Failure | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from sluice_operator.changes import Told
 from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Object
 from sluice_sidecar.telemetry.state import GateState
@@ -41,8 +42,8 @@ class Cluster(Protocol):
         """What the kubelet told of these pods (name → uid)."""
         ...
 
-    async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
-        """Post an event about an InferenceService."""
+    async def post_event(self, body: Object, told: Told) -> None:
+        """Post an event about an InferenceService, or count one up."""
         ...
 
 

@@ -56,6 +56,13 @@ HINTS = {
     "Evicted": "Raise resources.requests, or free memory or disk on the node.",
 }
 
+# No waiting helps: somebody has to change the spec, or what it names.
+_NEEDS_AN_EDIT = {
+    "InvalidSpec", "NameTaken", "PolicyRefused", "ServiceAccountMissing", "PodsRefused", "ContainerConfigError",
+    "ModelMissing", "ModelCorrupt", "ModelUnsupported", "InvalidConfig", "ConfigRefused", "OutOfMemory",
+    "DeviceOutOfMemory", "PromiseInfeasible",
+}  # fmt: skip
+
 # The engine's own code says only that memory did not do; these words say that it was the device's.
 _DEVICE = re.compile(r"CUDA|HIP|cuda|device memory")
 _PULL_HINTS = (
@@ -72,6 +79,12 @@ _PULL_HINTS = (
         "The node cannot reach the registry: check its name, the network and proxies.",
     ),
 )
+
+
+def needs_an_edit(reason: str) -> bool:
+    """Whether what a reason names stays until somebody changes the spec or what it names."""
+    # `DeploymentRefused` and the like: the API server's verdict on an object of ours.
+    return reason in _NEEDS_AN_EDIT or (reason.endswith("Refused") and reason != "NodeRefused")
 
 
 def failure(reason: str, message: str, pod: str = "") -> Failure:

@@ -69,6 +69,6 @@ OPTIONAL_KINDS = tuple(name for name, kind in KINDS.items() if kind.is_optional)
 RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     **{(kind.group, kind.plural): kind.verbs for kind in KINDS.values()},
     ("sluice.dev", "inferenceservices/status"): frozenset({"patch"}),
-    ("", "events"): frozenset({"create", "list"}),
+    ("", "events"): frozenset({"create", "list", "patch"}),
 }
 """Verbs by group and resource that the operator needs where InferenceServices live. Discovery is everybody's right."""

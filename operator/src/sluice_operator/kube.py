@@ -12,7 +12,6 @@ import contextlib
 import itertools
 import json
 import os
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ import aiohttp
 from kubernetes.aio import config as kube_config
 from kubernetes.aio.client import ApiClient, Configuration
 
+from sluice_engine import codec
+from sluice_operator.changes import Told
 from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.kinds import KINDS, OWNED_KINDS, SERVICE_KIND
 from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
@@ -155,27 +156,29 @@ class Kube:
             found[name] = list(page["items"])
         return found
 
-    async def post_event(self, body: Object, kind: str, reason: str, message: str, now: str) -> None:
-        """Tell those who `kubectl describe` the resource what changed; `kind` is Normal or Warning."""
+    async def post_event(self, body: Object, told: Told) -> None:
+        """Tell those who `kubectl describe` the resource what changed; what was told before is counted up."""
         metadata = body["metadata"]
+        series = codec.digest([metadata["uid"], told.kind, told.reason, told.first])
+        name = f"{metadata['name']}.{series}"
         event = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{uuid.uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "metadata": {"name": name, "namespace": metadata["namespace"]},
             "involvedObject": {
                 "apiVersion": body["apiVersion"],
                 "kind": body["kind"],
-                **{key: metadata[key] for key in ("name", "namespace", "uid", "resourceVersion")},
+                **{key: metadata[key] for key in ("name", "namespace", "uid")},
             },
-            "type": kind,
-            "reason": reason,
-            "message": message[:1024],
+            "type": told.kind,
+            "reason": told.reason,
+            "message": told.message[:1024],
             "source": {"component": "sluice-operator"},
-            "firstTimestamp": now,
-            "lastTimestamp": now,
-            "count": 1,
+            "firstTimestamp": told.first,
+            "lastTimestamp": told.last,
+            "count": told.count,
         }
-        await self._call("POST", f"/api/v1/namespaces/{metadata['namespace']}/events", body=event)
+        await self._patch(f"/api/v1/namespaces/{metadata['namespace']}/events/{name}", event)
 
     async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
         """All objects of a kind that this operator manages, and the version to watch from."""

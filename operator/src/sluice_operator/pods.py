@@ -39,6 +39,8 @@ class PodView:
     is_running: bool
     is_silent: bool
     """It does not serve, and its status does not say all: the kubelet's events may."""
+    engine_began_at: str
+    """Since when its engine has run, as Kubernetes writes it; empty while it does not."""
     cost_basis: str
     failure: Failure | None
     relapse: Failure | None
@@ -99,12 +101,18 @@ def _view(pod: Object, newest: str | None, events: Sequence[Object]) -> PodView:
         is_ready=is_ready,
         is_running=status.get("phase") == "Running",
         is_silent=not is_ready and _is_silent(pod),
+        engine_began_at=_engine_began_at(status),
         cost_basis=metadata.get("annotations", {}).get(COST_BASIS_ANNOTATION, ""),
         # A pod that serves has recovered, whatever its containers went through before.
         failure=None if is_ready else _pod_failure(pod, events),
         relapse=relapse,
         relapsed_at=relapsed_at,
     )
+
+
+def _engine_began_at(status: Mapping[str, Any]) -> str:
+    found = (one["state"] for one in status.get("containerStatuses") or () if one["name"] == "engine")
+    return next((state["running"].get("startedAt") or "" for state in found if state.get("running")), "")
 
 
 def _is_silent(pod: Object) -> bool:

@@ -20,7 +20,7 @@ from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator import pods, status
 from sluice_operator import spec as specs
-from sluice_operator.changes import REFUSED_HINT, is_available, is_settled, name_taken, transitions
+from sluice_operator.changes import REFUSED_HINT, Series, is_available, is_settled, name_taken, tell, transitions
 from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
@@ -57,6 +57,7 @@ class Service:
     spec: specs.ServiceSpec | None = None
     problem: Failure | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
+    told: Series = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -276,7 +277,8 @@ class Reconciler:
             log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
             # The status has told it already; an event is a courtesy.
             with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
-                await self._cluster.post_event(service.body, kind, reason, message, self._now())
+                told = tell(service.told, kind, reason, message, self._now())
+                await self._cluster.post_event(service.body, told)
                 self._metrics.writes.labels("event").inc()
 
 

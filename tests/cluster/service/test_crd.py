@@ -80,7 +80,7 @@ def test_get_shows_the_columns(space: Space) -> None:
     narrow, wide = (space.kubectl("get", "sluice", "chat", *how).splitlines() for how in ([], ["-o", "wide"]))
 
     assert narrow[0].split() == ["NAME", "READY", "DESIRED", "AVAILABLE", "MODEL", "CHUNK", "TTFT", "ITL", "AGE"]
-    assert narrow[1].split()[:5] == ["chat", "False", "0", "0", "chat"]
+    assert narrow[1].split()[:5] == ["chat", "True", "0", "0", "chat"]
     assert wide[0].split()[-4:] == ["KV", "PREEMPTIONS", "REASON", "URL"]
     assert wide[1].split()[-2:] == ["ScaledToZero", f"http://chat.{space.name}.svc"]
 

@@ -1,0 +1,5 @@
+"""The conditions of an InferenceService: `view.py` is one look at it, each other file what a part claims.
+
+Start with `view.py`, then `serving.py` (Ready, Available, Progressing), `model.py` (ModelLoaded, Degraded),
+`promise.py` (SLOFeasible, SLOMet, AdmissionOpen) and `tools.py` (Reconciling, Stalled). Everything here is pure.
+"""

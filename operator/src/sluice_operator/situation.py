@@ -1,0 +1,30 @@
+"""All that a status is computed from. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluice_operator import pods
+from sluice_operator.failures import Failure
+from sluice_operator.plan import Observed
+from sluice_operator.spec import ServiceSpec
+from sluice_sidecar.telemetry.state import GateState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is wanted, and what is observed of it now."""
+
+    generation: int
+    spec: ServiceSpec | None
+    """None: the spec could not be understood; `problem` says why."""
+    observed: Observed = field(default_factory=Observed)
+    gates: Mapping[str, GateState] = field(default_factory=dict)
+    """What the gate of each pod last said, by the pod's name."""
+    events: pods.Events = field(default_factory=dict)
+    """What the kubelet told of the pods that say too little themselves."""
+    problem: Failure | None = None
+    """What kept the operator from applying what is wanted."""
+    kinds: frozenset[str] = frozenset()
+    """The optional kinds whose definition the cluster has."""
