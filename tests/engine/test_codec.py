@@ -53,8 +53,13 @@ def changed(path: str, value: object) -> str:
         pytest.param("cache.block_tokens", 16.0, "must be of type int, not float", id="float-as-int"),
         pytest.param("cache.block_tokens", 17, "must be 8, 16, 32, 64 or 128, not 17", id="value-out-of-range"),
         pytest.param("model.data_type", "fp8", "must be one of Auto, Float32, BFloat16, Float16, not 'fp8'", id="word"),
-        pytest.param("model.source", {}, "name exactly one of demo, path", id="no-source"),
-        pytest.param("model.source", {"demo": "a", "path": "b"}, "name exactly one of demo, path", id="two-sources"),
+        pytest.param("model.source", {}, "name exactly one of demo, path, hub", id="no-source"),
+        pytest.param(
+            "model.source", {"demo": "a", "path": "b"}, "name exactly one of demo, path, hub", id="two-sources"
+        ),
+        pytest.param(
+            "model.source", {"hub": {"repository": "a/b", "file": "x.bin"}}, "must be a GGUF file", id="no-gguf-file"
+        ),
         pytest.param(
             "model.source", {"demo": "a", "claim": "c"}, "model.source.claim: belongs to path", id="claim-alone"
         ),

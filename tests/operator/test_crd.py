@@ -157,7 +157,7 @@ def test_the_full_example_sets_every_field() -> None:
                 yield from missing(child, value[name], f"{path}.{name}")
 
     assert list(missing(SCHEMA["properties"]["spec"], document["spec"], "spec")) == [
-        f"spec.model.source.{other}" for other in ("persistentVolumeClaim", "demo")
+        f"spec.model.source.{other}" for other in ("persistentVolumeClaim", "huggingFace", "demo")
     ]
 
 

@@ -18,6 +18,9 @@ GB = 1_000_000_000
         pytest.param(
             LoadingProgress(stage="weights", bytes_done=68, bytes_total=100), " (60 % of the weights)", id="in-tens"
         ),
+        pytest.param(
+            LoadingProgress(stage="download", bytes_done=42, bytes_total=100), " (40 % downloaded)", id="a-download"
+        ),
         pytest.param(LoadingProgress(stage="step_table"), " (measuring step times)", id="a-kept-table"),
         pytest.param(
             LoadingProgress(stage="step_table", steps_done=79, steps_total=80),

@@ -117,3 +117,14 @@ def test_a_claim_is_refused_until_its_files_are_named() -> None:
     assert refusals(named) == []
     assert named.model.source.path == "/mine/llama"
     assert named.model.served_name == spec.model.served_name
+
+
+def test_a_hubs_model_runs_here_with_the_users_own_cache_and_token() -> None:
+    hub = {"repository": "acme/llama", "cacheVolume": "mine", "tokenSecretRef": {"name": "hf", "key": "token"}}
+    volumes = [{"name": "mine", "persistentVolumeClaim": {"claimName": "hub"}}]
+    spec = scene.spec({"model": {"source": {"huggingFace": hub}}, "podTemplate": {"volumes": volumes}})
+
+    assert refusals(spec) == []
+    assert set(without_meaning(spec)) == {
+        "spec.model.source.huggingFace.tokenSecretRef", "spec.model.source.huggingFace.cacheVolume",
+    }  # fmt: skip

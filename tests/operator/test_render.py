@@ -171,6 +171,40 @@ def test_the_engine_finds_the_model_where_the_claim_is_mounted(path: dict[str, s
     assert (source.path, source.claim) == (is_at, "models")
 
 
+def hub(**fields: Any) -> dict[str, Any]:
+    return {"model": {"source": {"huggingFace": {"repository": "acme/llama", **fields}}}}
+
+
+def test_a_hubs_model_is_kept_as_long_as_the_pod_lives() -> None:
+    pod = pod_of(scene.spec(hub()))
+    (engine,) = pod["containers"]
+
+    assert {"name": "sluice-hub", "emptyDir": {}} in pod["volumes"]
+    assert {"name": "sluice-hub", "mountPath": "/var/lib/sluice/hub"} in engine["volumeMounts"]
+    assert "HF_TOKEN" not in str(pod)
+    source = files(scene.spec(hub()), Paths()).engine.model.source.hub
+    assert source is not None
+    assert (source.repository, source.revision, source.cache_dir) == ("acme/llama", "main", "/var/lib/sluice/hub")
+
+
+def test_a_hubs_model_is_kept_on_the_volume_that_the_user_names() -> None:
+    volumes = [{"name": "mine", "persistentVolumeClaim": {"claimName": "hub"}}]
+    pod = pod_of(scene.spec({**hub(cacheVolume="mine"), "podTemplate": {"volumes": volumes}}))
+
+    assert {"name": "mine", "mountPath": "/var/lib/sluice/hub"} in pod["containers"][0]["volumeMounts"]
+    assert "sluice-hub" not in str(pod)
+
+
+def test_the_token_goes_from_its_secret_to_the_engine_and_is_written_nowhere() -> None:
+    spec = scene.spec(hub(tokenSecretRef={"name": "hf", "key": "token"}))
+    pod = pod_of(spec)
+    reference = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}}
+
+    assert reference in pod["containers"][0]["env"]
+    assert "HF_TOKEN" not in str(pod["initContainers"])
+    assert "hf" not in str([one["data"] for one in objects(spec, scene.IMAGES) if one["kind"] == "ConfigMap"])
+
+
 def test_the_operators_collector_is_told_to_every_gate() -> None:
     def gate_file(endpoint: str) -> GateConfig:
         config, _ = (item for item in objects(scene.spec(), scene.IMAGES, endpoint) if item["kind"] == "ConfigMap")

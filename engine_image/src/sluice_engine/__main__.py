@@ -158,7 +158,7 @@ async def _serve(config: EngineConfig, live: LiveConfig, file: LiveFile) -> tupl
         await asyncio.wait({asyncio.ensure_future(service.ended())}, timeout=SHUTDOWN_S)
     _keep(service)
     if failure is None and service.thread_alive():
-        log.warning("step in flight cut off")
+        log.warning("step in flight cut off" if service.engine is not None else "start cut off")
         logging.shutdown()
         os._exit(0)  # the interpreter's own way out would wait for the step
     log.info("engine ended")

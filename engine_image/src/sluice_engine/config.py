@@ -29,6 +29,26 @@ def require(holds: bool, field_name: str, problem: str) -> None:  # noqa: FBT001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A repository of a Hugging Face hub. Where that is, and who asks, the environment says: HF_ENDPOINT, HF_TOKEN."""
+
+    repository: str
+    """`org/name`."""
+    revision: str = "main"
+    """A branch, a tag or a commit."""
+    file: str = ""
+    """A GGUF file of it; empty: the repository is a Hugging Face directory."""
+    cache_dir: str = "/var/lib/sluice/hub"
+    """Where its files are kept, as `huggingface_hub` lays them out."""
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        require(bool(self.repository), "model.source.hub.repository", "must not be empty")
+        require(bool(self.revision), "model.source.hub.revision", "must not be empty")
+        require(not self.file or self.file.endswith(".gguf"), "model.source.hub.file", "must be a GGUF file (*.gguf)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """Where the weights come from; exactly one is set."""
 
@@ -39,9 +59,13 @@ class ModelSource:
     claim: str = ""
     """The PersistentVolumeClaim that `path` is on, for messages; empty: it is on none that we were told of."""
 
+    hub: HubSource | None = None
+    """A repository that the engine downloads."""
+
     def __post_init__(self) -> None:
         """Check that one source is named."""
-        require((self.demo is None) != (self.path is None), "model.source", "name exactly one of demo, path")
+        named = [source for source in (self.demo, self.path, self.hub) if source is not None]
+        require(len(named) == 1, "model.source", "name exactly one of demo, path, hub")
         require(not self.claim or self.path is not None, "model.source.claim", "belongs to path")
 
 

@@ -36,6 +36,7 @@ def engine_state(service: EngineService, identity: Identity, live_config_refused
         phase=service.phase,
         failure=": ".join(service.failure) if service.failure is not None else "",
         model=identity.served_name,
+        model_revision=engine.model_revision if engine is not None else "",
         max_length_tokens=engine.max_length_tokens if engine is not None else 0,
         step=published.step if published is not None else 0,
         step_running_us=service.step_running_us(),

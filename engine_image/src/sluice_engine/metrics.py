@@ -67,8 +67,8 @@ def register(
 
 
 def _loading(progress: LoadingProgress) -> Iterator[Metric]:
-    yield _gauge("loading_bytes", "Bytes of weights loaded so far.", progress.bytes_done)
-    yield _gauge("loading_total_bytes", "Bytes of weights to load.", progress.bytes_total)
+    yield _gauge("loading_bytes", "Bytes of the model downloaded, then loaded, so far.", progress.bytes_done)
+    yield _gauge("loading_total_bytes", "Bytes to download, then to load.", progress.bytes_total)
 
 
 def _live_changes(file: LiveFile) -> Metric:

@@ -23,6 +23,8 @@ class LoadedEngine:
     """What it says of itself."""
     vocab_size: int
     """The model's: token ids of a prompt are below this."""
+    model_revision: str = ""
+    """The commit that a hub's model is; empty for other sources."""
     keep: Callable[[], None]
     """Writes what was learned of step times for the next start; any thread may call it, one at a time."""
     close: Callable[[], None]

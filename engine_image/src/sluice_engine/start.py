@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_engine.calibrate import calibrate, keep, kept_path
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig, LiveConfig, ModelSource
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.state import LoadingProgress
@@ -37,6 +37,7 @@ def load_engine(
         ModelUnavailable: the model cannot be loaded.
         InvalidConfig: the configuration asks for what this machine or model does not have.
     """
+    config, revision = _with_files(config, progress)
     tokenizer = load_tokenizer(config.model.source)
     runner = TorchRunner.load(config, progress)
     progress(LoadingProgress(stage="step_table"))
@@ -59,9 +60,23 @@ def load_engine(
         tuning=core.tuning,
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
         vocab_size=runner.vocab_size,
+        model_revision=revision,
         keep=_Keeper(core.tuning, kept_path(runner, config, live)),
         close=lambda: _close(executor, runner),
     )
+
+
+def _with_files(config: EngineConfig, progress: Callable[[LoadingProgress], None]) -> tuple[EngineConfig, str]:
+    """The same with a model that is on this disk, and the commit that it is; a hub's is downloaded first."""
+    hub = config.model.source.hub
+    if hub is None:
+        return config, ""
+    from sluice_engine.hub import fetch  # noqa: PLC0415  # its library reads the environment, and is needed by few
+
+    fetched = fetch(hub, progress)
+    log.info("model fetched", extra={"repository": hub.repository, "commit": fetched.commit})
+    source = ModelSource(path=str(fetched.path))
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, source=source)), fetched.commit
 
 
 class _Keeper:

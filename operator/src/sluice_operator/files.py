@@ -6,9 +6,9 @@ contents; only `Paths` differ. Pure. Next: `pod_template.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig, LiveConfig, ModelConfig, ModelSource
 from sluice_operator.spec import ServiceSpec
 from sluice_sidecar.config import GateConfig
 
@@ -24,6 +24,7 @@ class Paths:
     live_dir: str = "/etc/sluice/live"
     keys_dir: str = "/etc/sluice/keys"
     cache_dir: str = "/var/cache/sluice"
+    hub_dir: str = "/var/lib/sluice/hub"
     termination_log: str = "/dev/termination-log"
 
 
@@ -42,7 +43,7 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
     live_path = f"{paths.live_dir}/live.json"
     return Files(
         engine=EngineConfig(
-            model=spec.model,
+            model=_with_hub_at(spec.model, paths.hub_dir),
             cache=spec.cache,
             scheduling=spec.scheduling,
             accelerator_count=spec.accelerator_count,
@@ -64,6 +65,11 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
         ),
         live=spec.live,
     )
+
+
+def _with_hub_at(model: ModelConfig, folder: str) -> ModelConfig:
+    hub = model.source.hub
+    return model if hub is None else replace(model, source=ModelSource(hub=replace(hub, cache_dir=folder)))
 
 
 def arguments(program: str, paths: Paths) -> list[str]:

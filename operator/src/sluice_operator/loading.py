@@ -6,7 +6,14 @@ import math
 
 from sluice_engine.core.state import EngineState, LoadingProgress
 
-_WORDS = {"weights": "weights", "warmup": "warming up", "step_table": "measuring step times", "done": "done"}
+_WORDS = {
+    "download": "downloading",
+    "weights": "weights",
+    "warmup": "warming up",
+    "step_table": "measuring step times",
+    "done": "done",
+}
+_SHARES = {"download": "downloaded", "weights": "of the weights"}
 # Below this share, the start of the program itself is most of the time that has passed.
 _LEAST_PERCENT = 10
 _GB = 1_000_000_000
@@ -23,11 +30,12 @@ def progress(loading: LoadingProgress | None, elapsed_s: float = math.inf) -> st
         return f" ({_WORDS[loading.stage]})"
     # In tens: a change of this text is a line on a terminal, and a write to the API server.
     tens = loading.percent // 10 * 10
-    if loading.stage != "weights":
-        return f" ({_WORDS[loading.stage]}: {tens} %)"
+    share = f"{tens} % {_SHARES[loading.stage]}" if loading.stage in _SHARES else f"{_WORDS[loading.stage]}: {tens} %"
     total = loading.bytes_total
+    if not total:
+        return f" ({share})"
     size = f": {_size(total * tens // 100, total)} of {_size(total, total)}" if total >= _GB // 100 else ""
-    return f" ({tens} % of the weights{size}{_rest(loading, elapsed_s)})"
+    return f" ({share}{size}{_rest(loading, elapsed_s)})"
 
 
 def _rest(loading: LoadingProgress, elapsed_s: float) -> str:

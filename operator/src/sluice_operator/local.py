@@ -170,6 +170,7 @@ class LocalPod:
             config_dir=str(folders["config"]),
             live_dir=str(folders["live"]),
             cache_dir=str(self._cache_dir),
+            hub_dir=_hub_cache(),
             termination_log=str(self._folder / "termination-log"),
         )
         contents = files(self.spec, self._paths)
@@ -272,6 +273,12 @@ def _user_cache() -> Path:
     """Where measured step times are kept between local runs."""
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111  # fails for no user
     return Path(root) / "sluice" / "step-times"
+
+
+def _hub_cache() -> str:
+    """Where the user's models of a hub are, by the rules of `huggingface_hub`: what is there need not be downloaded."""
+    home = os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    return os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{home}/hub")  # noqa: PTH111  # fails for no user
 
 
 def _short_temporary_folder() -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sluice_engine.config import ModelSource
+from sluice_operator.model_source import HubAccess
 from sluice_operator.spec import ServiceSpec
 
 _ENV = "spec.podTemplate.engine.env"
@@ -34,7 +35,11 @@ def refusals(spec: ServiceSpec) -> list[str]:
         ("volumes", spec.pod_template.get("volumes", ())),
         ("engine.volumeMounts", engine.get("volumeMounts", ())),
     ):
-        found += [f"spec.podTemplate.{field}[{index}] ({item['name']}): {mount}" for index, item in enumerate(items)]
+        found += [
+            f"spec.podTemplate.{field}[{index}] ({item['name']}): {mount}"
+            for index, item in enumerate(items)
+            if item["name"] != spec.hub.cache_volume  # what it would keep, the user's own cache does
+        ]
     if spec.model.source.claim:
         why = "the claim is in a cluster, which a local process cannot read: name its files on this machine by --model"
         found.append(f"spec.model.source.persistentVolumeClaim: {why}")
@@ -46,7 +51,7 @@ def refusals(spec: ServiceSpec) -> list[str]:
 
 def with_model(spec: ServiceSpec, path: str) -> ServiceSpec:
     """The same service with a folder or GGUF file of this machine (an absolute path) for its `model.source`."""
-    return replace(spec, model=replace(spec.model, source=ModelSource(path=path)))
+    return replace(spec, model=replace(spec.model, source=ModelSource(path=path)), hub=HubAccess())
 
 
 def environment(spec: ServiceSpec) -> dict[str, str]:
@@ -62,6 +67,8 @@ def without_meaning(spec: ServiceSpec) -> list[str]:
     fields = {
         "spec.replicas": spec.replicas != 1,
         "spec.runtime.image": spec.image is not None,
+        "spec.model.source.huggingFace.tokenSecretRef": bool(spec.hub.token_secret),
+        "spec.model.source.huggingFace.cacheVolume": bool(spec.hub.cache_volume),
         "spec.resources": _is_set(spec.resources),
         **{f"spec.podTemplate.{name}": _is_set(value) for name, value in spec.pod_template.items()},
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice_operator.files import ENDPOINT_PROPAGATION_S, Paths, arguments
 from sluice_operator.labels import COST_BASIS_ANNOTATION, cost_basis, labels
-from sluice_operator.model_source import model_mounts, model_volumes
+from sluice_operator.model_source import model_environment, model_mounts, model_volumes
 from sluice_operator.spec import ServiceSpec
 
 Object = dict[str, Any]
@@ -63,7 +63,7 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
             {"name": "sluice-tmp", "emptyDir": {}},
             {"name": "sluice-shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}},
             *([{"name": "sluice-cache", "emptyDir": {}}] if own_cache else []),
-            *model_volumes(spec.model.source),
+            *model_volumes(spec.model.source, spec.hub),
             *extra.get("volumes", ()),
         ],
     }
@@ -104,6 +104,7 @@ def _engine_container(spec: ServiceSpec, images: Images, *, own_cache: bool) -> 
         # A container sees all of the node's cores; compute threads beyond its limit only throttle each other.
         limit = {"containerName": "engine", "resource": "limits.cpu", "divisor": "1"}
         env.append({"name": "OMP_NUM_THREADS", "valueFrom": {"resourceFieldRef": limit}})
+    env += model_environment(spec.hub)
     own = {variable["name"] for variable in extra.get("env", ())}
     container: Object = {
         "name": "engine",
@@ -124,7 +125,7 @@ def _engine_container(spec: ServiceSpec, images: Images, *, own_cache: bool) -> 
             *_common_mounts(),
             {"name": "sluice-shm", "mountPath": "/dev/shm"},  # noqa: S108  # the pod's own emptyDir
             *([{"name": "sluice-cache", "mountPath": Paths().cache_dir}] if own_cache else []),
-            *model_mounts(spec.model.source),
+            *model_mounts(spec.model.source, spec.hub),
             *extra.get("volumeMounts", ()),
         ],
     }

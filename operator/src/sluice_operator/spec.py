@@ -23,7 +23,7 @@ from sluice_engine.config import (
 )
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.model_source import parse_source
+from sluice_operator.model_source import HubAccess, parse_access, parse_source
 from sluice_operator.units import parse_duration_us, parse_quantity_bytes
 from sluice_sidecar.callers.trust import is_network
 
@@ -40,6 +40,7 @@ class ServiceSpec:
     """Of the resource; empty for a manifest that is not in a cluster."""
     generation: int
     model: ModelConfig
+    hub: HubAccess
     image: str | None
     """The engine's image; None: the operator's default."""
     image_pull_policy: str
@@ -99,6 +100,7 @@ def _parse(body: Json) -> ServiceSpec:
             data_type=model["dataType"],
             max_length_tokens=model.get("maxLengthTokens"),
         ),
+        hub=parse_access(model["source"]),
         image=spec["runtime"].get("image"),
         image_pull_policy=spec["runtime"]["imagePullPolicy"],
         replicas=spec["replicas"],

@@ -1,4 +1,4 @@
-"""A model on a claim: mounted, told when it is not there, served when it is."""
+"""A model on a claim, and one of a hub: told when it cannot be had, served when it can."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from cluster.service.space import Space, models
 from cluster.service.streams import once
+from cluster.testnode.boot import NODE_IP
+from hub_server import COMMIT, REPOSITORY, HubServer
 from sluice_engine.config import ModelSource
 from sluice_engine.sources import resolve
 
@@ -41,3 +43,33 @@ async def test_a_gguf_file_on_a_claim_is_served_once_its_path_is_right(space: Sp
     (pod,) = [one for one in space.pods("claimed") if "deletionTimestamp" not in one["metadata"]]
     (mount,) = [one for one in pod["spec"]["containers"][0]["volumeMounts"] if one["name"] == "sluice-model"]
     assert mount["readOnly"] is True
+
+
+async def test_a_hubs_model_is_downloaded_with_the_token_of_a_secret_and_kept_on_a_volume(space: Space) -> None:
+    cache = space.node.run / f"{space.name}-cache"
+    cache.mkdir()
+    cache.chmod(0o777)  # pods run as somebody else
+    kept = space.node.mount(space.name, "hub-cache", cache, "/unused", read_only=False)
+    token = "hf_of_this_test"
+    space.node.apply(
+        {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"token": token}},
+        namespace=space.name,
+    )
+    source = {"repository": REPOSITORY, "tokenSecretRef": {"name": "hf", "key": "token"}, "cacheVolume": "hub-cache"}
+    service = space.tiny("pulled", model={"servedName": "tiny", "source": {"huggingFace": source}})
+    template = service["spec"]["podTemplate"]
+    template["volumes"].append(kept.volume)
+    with HubServer(models(space.node) / "tiny", host=NODE_IP, token="hf_another") as hub:
+        template["engine"]["env"].append({"name": "HF_ENDPOINT", "value": hub.url})
+        space.apply(service)
+        space.wait("pulled", "jsonpath={.status.failure.reason}=ModelAccessDenied")
+        assert "does not let this token read acme/tiny (status 401)" in space.status("pulled")["failure"]["message"]
+
+        hub.token = token  # the next start of the container asks again
+        url = space.serve(service)
+
+        assert (await once(url, "tiny", "Say hello.", max_tokens=4)).finish_reason
+    assert (cache / "models--acme--tiny/snapshots" / COMMIT / "model.safetensors").is_file()
+    for kind in ("configmaps", "inferenceservices.sluice.dev", "deployments", "events"):
+        assert token not in space.kubectl("get", kind, "-o", "yaml")
+    assert token not in space.kubectl("logs", "-l", "sluice.dev/inferenceservice=pulled", "--all-containers")

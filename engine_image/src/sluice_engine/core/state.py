@@ -10,7 +10,7 @@ from typing import Literal
 
 from sluice_engine.core.request import Request, RequestStatus
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 
 Phase = Literal["loading", "ready", "draining", "failed"]
 
@@ -19,7 +19,7 @@ Phase = Literal["loading", "ready", "draining", "failed"]
 class LoadingProgress:
     """How far a start is."""
 
-    stage: Literal["weights", "warmup", "step_table", "done"]
+    stage: Literal["download", "weights", "warmup", "step_table", "done"]
     bytes_done: int = 0
     bytes_total: int = 0
     steps_done: int = 0
@@ -167,6 +167,8 @@ class EngineState:
     request that the gate let in."""
     failure: str = ""
     model: str = ""
+    model_revision: str = ""
+    """The commit that a model of a hub is; empty for other sources."""
     max_length_tokens: int = 0
     step: int = 0
     step_running_us: int = 0
