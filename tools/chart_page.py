@@ -19,7 +19,7 @@ def chart_page(chart: dict[str, Any], values: str, schema: Schema) -> str:
     """The chart's README: how to install it, and every value with type, default and meaning."""
     rows = [
         (f"`{path}`", _type_of(_at(schema, path), schema), code(default), flat(meaning))
-        for path, default, meaning in _documented_values(values)
+        for path, default, meaning in documented_values(values)
     ]
     return f"""\
 # Helm chart: {chart["name"]} {chart["version"]}
@@ -55,7 +55,7 @@ An unknown value, or one of the wrong type, is refused with its name.
 """
 
 
-def _documented_values(text: str) -> Iterator[tuple[str, Any, str]]:
+def documented_values(text: str) -> Iterator[tuple[str, Any, str]]:
     """Dotted path, default and comment of every value; one without a comment has that of the line above."""
     lines = text.splitlines()
     meaning = ""

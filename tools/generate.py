@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from chart_page import chart_page
+from chart_schema import described
 from crd_page import crd_page
 from worked_example import PAGE, worked_example
 
@@ -28,14 +29,16 @@ def outputs(root: Path) -> dict[Path, str]:
     """Path (from the root) and contents of every generated file."""
     crd = (root / CRD).read_text()
     values = (root / CHART / "values.yaml").read_text()
+    schema = json.loads((root / CHART / "values.schema.json").read_text())
     return {
         CHART / "files/crds" / CRD.name: crd,
         CHART / "files/examples" / FIRST_EXAMPLE.name: (root / FIRST_EXAMPLE).read_text(),
         CHART / "README.md": chart_page(
             yaml.safe_load((root / CHART / "Chart.yaml").read_text()),
             values,
-            json.loads((root / CHART / "values.schema.json").read_text()),
+            schema,
         ),
+        CHART / "values.schema.json": described(schema, values),
         Path("docs/crd.md"): crd_page(yaml.safe_load(crd)),
         PAGE: worked_example(),
     }

@@ -70,3 +70,28 @@ def test_every_value_has_a_place_in_the_schema_and_a_file_of_fewer_than_150_line
 
     assert len(text.splitlines()) < 150
     assert set(schema["properties"]) - {"global"} == set(yaml.safe_load(text))
+
+
+def test_every_value_has_a_description_for_editors() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def bare(node: dict[str, Any], path: str) -> list[str]:
+        found = []
+        for name, field in node.get("properties", {}).items():
+            if "properties" in field:
+                found += bare(field, f"{path}.{name}")
+            elif not field.get("description") and not has_parts(schema, field) and path not in OWN_WORDS:
+                found.append(f"{path}.{name}")
+        return found
+
+    assert bare(schema, "") == []
+    assert bare(schema["$defs"]["image"], "$defs.image") == []
+
+
+OWN_WORDS = {".resources"}
+"""Kubernetes' own types: the group is described, its parts are Kubernetes'."""
+
+
+def has_parts(schema: dict[str, Any], field: dict[str, Any]) -> bool:
+    """Whether a field points to a group whose parts are described."""
+    return "properties" in schema["$defs"].get(field.get("$ref", "").rsplit("/", 1)[-1], {})
