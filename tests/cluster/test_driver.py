@@ -47,6 +47,12 @@ def test_only_the_entries_used_last_are_kept() -> None:
     assert {entry.name for entry in (cache.folder() / "kind").iterdir()} == {"new", "newest"}
 
 
+def test_what_another_run_took_out_within_the_hour_is_kept() -> None:
+    for key in ("one", "two", "three"):
+        cache.ensure("kind", key, lambda _made: None)
+    assert {entry.name for entry in (cache.folder() / "kind").iterdir()} == {"one", "two", "three"}
+
+
 def test_a_digest_follows_contents_and_names_and_ignores_compiled_files(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()

@@ -9,9 +9,13 @@ import hashlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+# Another checkout's run may still use what it took out of the cache this long ago.
+_IN_USE_S = 3600
 
 
 def folder() -> Path:
@@ -56,7 +60,8 @@ def lock(path: Path) -> Iterator[None]:
 def ensure(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 2) -> Path:
     """The entry of that kind and key, made in a temporary folder and renamed when it is whole.
 
-    Of its kind the `keep` entries used last stay, since a run beside this one may use another; older ones go.
+    Of its kind the `keep` entries used last stay, and all used within the hour, since a run beside this one may use
+    another; older ones go.
     """
     entry = folder() / kind / key
     with lock(folder() / kind):
@@ -68,6 +73,8 @@ def ensure(kind: str, key: str, make: Callable[[Path], None], *, keep: int = 2) 
             made.rename(entry)
             others = sorted(entry.parent.iterdir(), key=lambda other: other.stat().st_mtime, reverse=True)
             for old in [other for other in others if other != entry][keep - 1 :]:
+                if time.time() - old.stat().st_mtime < _IN_USE_S:
+                    continue
                 shutil.rmtree(old, ignore_errors=True)
         os.utime(entry)
     return entry
