@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,22 @@ def test_the_notes_say_the_next_command(helm: Helm) -> None:
     assert "kubectl delete customresourcedefinition inferenceservices.sluice.dev" in notes
     example = (ROOT / "crds/examples/demo-cpu.yaml").read_text()
     assert all(line.strip() in notes for line in example.splitlines())
+
+
+def test_the_packed_chart_renders_the_same_with_nothing_beside_it(helm: Helm, tmp_path: Path) -> None:
+    done = helm.run("package", str(CHART), "--destination", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (packed,) = tmp_path.glob("sluice-*.tgz")
+
+    rendered = helm.run("template", "sluice", str(packed), "--namespace", "sluice-system")
+
+    assert rendered.stdout == helm.template()
+
+
+def test_every_image_of_an_air_gapped_install_is_the_registrys_own_and_pinned(helm: Helm) -> None:
+    rendered = helm.template(*CASES["digests"])
+
+    images = set(re.findall(r"(?:image|value): (\S*sluice-(?:operator|engine|sidecar)\S*)", rendered))
+    assert images == {
+        f"registry.example.com/mirror/sluice-{part}@{DIGEST}" for part in ("operator", "engine", "sidecar")
+    }
