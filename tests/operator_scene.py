@@ -13,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from sluice_engine.core.state import DerivedLimits, EngineState, LoadingProgress, PoolState, StepCost
-from sluice_operator import labels, manifest, plan, render
+from sluice_operator import labels, manifest, ownership, plan
 from sluice_operator.changes import Told
 from sluice_operator.errors import ApiRefused
+from sluice_operator.kinds import OPTIONAL_KINDS
 from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Images
 from sluice_operator.spec import ServiceSpec, parse
+from sluice_operator.surroundings import Surroundings
 from sluice_sidecar.telemetry.state import Admission, GateState, Measured
 
 Json = dict[str, Any]
 
 EXAMPLES = Path(__file__).parents[1] / "crds" / "examples"
 IMAGES = Images(engine="sluice/engine:test", gate="sluice/gate:test")
+EVERYTHING = Surroundings(kinds=frozenset(OPTIONAL_KINDS))
 UID = "uid-of-chat"
 MINIMAL_SPEC: Json = {"model": {"source": {"image": {"path": "/models/llama"}}}}
 
@@ -32,8 +35,8 @@ MINIMAL_SPEC: Json = {"model": {"source": {"image": {"path": "/models/llama"}}}}
 def body(spec: Mapping[str, Any] | None = None, *, name: str = "chat", uid: str = UID, generation: int = 1) -> Json:
     """A resource as the API server returns it: defaulted, with its metadata; `spec` is merged over the minimal one."""
     document = {
-        "apiVersion": render.API_VERSION,
-        "kind": render.KIND,
+        "apiVersion": ownership.API_VERSION,
+        "kind": ownership.KIND,
         "metadata": {
             "name": name,
             "namespace": "llm",

@@ -17,7 +17,10 @@ def rendered() -> dict[str, str]:
 
     specs = {name: scene.example(name) for name in ("minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face")}
     specs["in-place"] = scene.spec({"rollout": {"strategy": "InPlace", "drainTimeout": "1500ms"}})
-    return {f"{name}.yaml": to_yaml(list(objects(one, scene.IMAGES))) for name, one in specs.items()}
+    return {
+        f"{name}.yaml": to_yaml(list(objects(one, scene.IMAGES, surroundings=scene.EVERYTHING)))
+        for name, one in specs.items()
+    }
 
 
 if __name__ == "__main__":

@@ -304,9 +304,10 @@ def test_render_prints_what_would_be_applied(capsys: pytest.CaptureFixture[str])
 
     documents = list(yaml.safe_load_all(out))
     assert code == 0
-    assert [one["kind"] for one in documents] == ["ServiceAccount", "ConfigMap", "ConfigMap", "Service", "Deployment"]
+    pods = ["ServiceAccount", "ConfigMap", "ConfigMap", "Service", "Deployment"]
+    assert [one["kind"] for one in documents] == [*pods, "PodDisruptionBudget", "NetworkPolicy", "PodMonitor"]
     assert {one["metadata"]["namespace"] for one in documents} == {"llm"}
-    assert documents[-1]["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
+    assert documents[4]["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
 
 
 def test_render_as_json_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,8 @@ def test_settings_come_from_the_environment() -> None:
     settings = config.from_environment({
         **IMAGES, "SLUICE_WATCH_NAMESPACES": "a, b,", "SLUICE_LOG_LEVEL": "debug", "SLUICE_METRICS_PORT": "0",
         "SLUICE_RESYNC_SECONDS": "60", "SLUICE_POLL_SECONDS": "2.5", "PATH": "/bin",
-        "SLUICE_OTLP_ENDPOINT": "http://collector:4318",
+        "SLUICE_OTLP_ENDPOINT": "http://collector:4318", "SLUICE_NETWORK_POLICY": "Disabled",
+        "SLUICE_ADMIN_NAMESPACES": "monitoring,ops", "SLUICE_POD_MONITOR_LABELS": "release=prometheus, team=a",
     })  # fmt: skip
 
     assert (settings.images.engine, settings.images.gate) == ("engine:1", "gate:1")
@@ -38,7 +39,11 @@ def test_settings_come_from_the_environment() -> None:
     assert (settings.log_level, settings.metrics_port) == ("DEBUG", 0)
     assert (settings.resync_s, settings.poll_s) == (60, 2.5)
     assert settings.otlp_endpoint == "http://collector:4318"
+    around = settings.surroundings
+    assert (around.network_policy, around.admin_namespaces) == (False, ("monitoring", "ops"))
+    assert around.pod_monitor_labels == {"release": "prometheus", "team": "a"}
     assert config.from_environment(IMAGES).otlp_endpoint == ""
+    assert config.from_environment(IMAGES).surroundings.network_policy is True
 
 
 @pytest.mark.parametrize(
@@ -52,6 +57,8 @@ def test_settings_come_from_the_environment() -> None:
         pytest.param({"SLUICE_RESYNC_SECONDS": "1"}, id="a resync without a pause"),
         pytest.param({"SLUICE_OTLP_ENDPOINT": "collector:4318"}, id="an endpoint without a scheme"),
         pytest.param({"SLUICE_POLL_SECONDS": "0"}, id="a poll without a pause"),
+        pytest.param({"SLUICE_NETWORK_POLICY": "false"}, id="a switch that is neither"),
+        pytest.param({"SLUICE_POD_MONITOR_LABELS": "release"}, id="a label without a value"),
     ],
 )
 def test_a_bad_setting_is_named(broken: dict[str, str]) -> None:

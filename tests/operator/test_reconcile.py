@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
-from sluice_operator import reconcile, render
 from sluice_operator.changes import transitions
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
@@ -79,6 +78,8 @@ async def test_a_new_service_gets_its_objects_in_order_and_a_status(world: World
         "apply ConfigMap",
         "apply Service",
         "apply Deployment",
+        "apply PodDisruptionBudget",
+        "apply NetworkPolicy",
         "status",
     ]
     assert condition(world.cluster.statuses[-1], "Ready")["reason"] == "Applying"
@@ -376,53 +377,31 @@ async def test_a_task_a_service_carries_all_this_out(world: World) -> None:
     assert world.count("sluice_operator_services") == 0
 
 
-MONITOR: Json = {
-    "apiVersion": "monitoring.coreos.com/v1",
-    "kind": "PodMonitor",
-    "metadata": {
-        "name": "chat",
-        "labels": {"sluice.dev/inferenceservice": "chat"},
-        "ownerReferences": [{"kind": "InferenceService", "name": "chat", "uid": scene.UID, "controller": True}],
-    },
-}
+async def test_an_object_of_an_optional_kind_comes_with_its_definition(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    assert ("PodMonitor", "chat") not in world.cluster.objects
+
+    world.reconciler.discovered("PodMonitor", is_served=True)
+
+    assert await world.look(service) == ["apply PodMonitor/chat", "status"]
+    assert await world.look(service) == []
 
 
-@pytest.fixture
-def monitored(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A world whose services want a PodMonitor where the API server knows what that is."""
-    real = render.objects
+async def test_a_definition_that_goes_takes_its_objects_and_stops_nothing(world: World) -> None:
+    service = world.service()
+    world.reconciler.discovered("PodMonitor", is_served=True)
+    await world.look(service)
+    del world.cluster.objects["PodMonitor", "chat"]
+    world.cluster.refuse["PodMonitor"] = ApiRefused(404, "NotFound", "the server could not find the resource")
 
-    def objects(*args: Any) -> tuple[Json, ...]:
-        return (*real(*args), *([MONITOR] if "PodMonitor" in world.reconciler.kinds else []))
+    world.cluster.drift(("Service", "chat"))
+    written = await world.look(service)
 
-    monkeypatch.setattr(reconcile, "objects", objects)
-    return world
-
-
-async def test_an_object_of_an_optional_kind_comes_with_its_definition(monitored: World) -> None:
-    service = monitored.service()
-    await monitored.look(service)
-    assert ("PodMonitor", "chat") not in monitored.cluster.objects
-
-    monitored.reconciler.discovered("PodMonitor", is_served=True)
-
-    assert await monitored.look(service) == ["apply PodMonitor/chat"]
-    assert await monitored.look(service) == []
-
-
-async def test_a_definition_that_goes_takes_its_objects_and_stops_nothing(monitored: World) -> None:
-    service = monitored.service()
-    monitored.reconciler.discovered("PodMonitor", is_served=True)
-    await monitored.look(service)
-    del monitored.cluster.objects["PodMonitor", "chat"]
-    monitored.cluster.refuse["PodMonitor"] = ApiRefused(404, "NotFound", "the server could not find the resource")
-
-    monitored.cluster.drift(("Service", "chat"))
-    written = await monitored.look(service)
-
-    assert written == ["apply Service/chat"]
-    assert monitored.reconciler.kinds == frozenset()
-    assert "failure" not in monitored.cluster.statuses[-1]
+    assert written == ["apply Service/chat", "status"]
+    assert condition(world.cluster.statuses[-1], "MonitoringReady")["reason"] == "PodMonitorMissing"
+    assert world.reconciler.kinds == frozenset()
+    assert "failure" not in world.cluster.statuses[-1]
 
 
 async def test_a_change_of_definitions_wakes_every_service(world: World) -> None:

@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_operator import manifest
 from sluice_operator.files import Paths, files
+from sluice_operator.kinds import OPTIONAL_KINDS
 from sluice_operator.pod_template import grace_period_s
 from sluice_operator.render import objects
+from sluice_operator.surroundings import Surroundings
 from sluice_sidecar.config import GateConfig
 
 HERE = Path(__file__).parent
@@ -215,7 +218,7 @@ def test_the_operators_collector_is_told_to_every_gate() -> None:
 
 
 def test_everything_is_owned_by_the_resource_and_blocks_nothing() -> None:
-    for item in objects(scene.spec(), scene.IMAGES):
+    for item in rendered(scene.spec()):
         (owner,) = item["metadata"]["ownerReferences"]
         assert owner["uid"] == scene.UID
         assert owner["controller"] is True
@@ -239,6 +242,171 @@ def test_the_strategy_says_which_pod_goes_first(strategy: str, surge: int, unava
 
 def test_the_grace_period_outlasts_drain_and_propagation() -> None:
     assert grace_period_s(scene.spec({"rollout": {"drainTimeout": "1500ms"}})) == 2 + 5 + 15
+
+
+def test_a_node_can_always_be_drained_of_one_pod_at_a_time() -> None:
+    for replicas in (0, 1, 3):
+        budget = by_kind(scene.spec({"replicas": replicas}))["PodDisruptionBudget"]["spec"]
+
+        assert budget["maxUnavailable"] == 1, "counted from below, one replica would block every drain"
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert budget["selector"]["matchLabels"] == {"sluice.dev/inferenceservice": "chat"}
+
+
+def policy(surroundings: Surroundings) -> dict[str, Any]:
+    (found,) = [one for one in rendered(scene.spec(), surroundings) if one["kind"] == "NetworkPolicy"]
+    written: dict[str, Any] = found["spec"]
+    return written
+
+
+def rendered(spec: Any, surroundings: Surroundings = scene.EVERYTHING) -> tuple[dict[str, Any], ...]:
+    return objects(spec, scene.IMAGES, surroundings=surroundings)
+
+
+def test_everybody_reaches_the_gate_and_named_namespaces_its_admin_port() -> None:
+    everybody, named = policy(Surroundings(admin_namespaces=("sluice-system", "monitoring", "monitoring")))["ingress"]
+
+    assert everybody == {"ports": [{"protocol": "TCP", "port": 8080}]}
+    assert named["ports"] == [{"protocol": "TCP", "port": 9090}]
+    ((peer,),) = (named["from"],)
+    (among,) = peer["namespaceSelector"]["matchExpressions"]
+    assert among == {
+        "key": "kubernetes.io/metadata.name",
+        "operator": "In",
+        "values": ["monitoring", "sluice-system"],
+    }
+
+
+def test_where_no_namespace_is_named_nobody_reaches_the_admin_port() -> None:
+    ingress = policy(Surroundings(admin_namespaces=()))["ingress"]
+
+    # A rule without peers would let everybody in.
+    assert ingress == [{"ports": [{"protocol": "TCP", "port": 8080}]}]
+
+
+def test_a_network_policy_can_be_turned_off_for_all() -> None:
+    kinds = {one["kind"] for one in rendered(scene.spec(), Surroundings(network_policy=False))}
+
+    assert "NetworkPolicy" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("switch", "kinds", "is_made"),
+    [
+        pytest.param("Enabled", frozenset(OPTIONAL_KINDS), True, id="made where the cluster has the kind"),
+        pytest.param("Enabled", frozenset(), False, id="not made where it lacks it"),
+        pytest.param("Disabled", frozenset(OPTIONAL_KINDS), False, id="not made when it is not wanted"),
+    ],
+)
+def test_a_pod_monitor_is(switch: str, kinds: frozenset[str], *, is_made: bool) -> None:
+    spec = scene.spec({"monitoring": {"podMonitor": switch}})
+
+    made = [one for one in rendered(spec, Surroundings(kinds=kinds)) if one["kind"] == "PodMonitor"]
+
+    assert bool(made) is is_made
+
+
+def test_a_pod_monitor_is_found_by_its_prometheus_and_scrapes_the_admin_port() -> None:
+    surroundings = Surroundings(kinds=frozenset(OPTIONAL_KINDS), pod_monitor_labels={"release": "prometheus"})
+    (monitor,) = [one for one in rendered(scene.spec(), surroundings) if one["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (gate,) = pod_of(scene.spec())["initContainers"]
+
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    assert monitor["metadata"]["labels"]["sluice.dev/inferenceservice"] == "chat"
+    assert {"name": endpoint["port"], "containerPort": 9090, "protocol": "TCP"} in gate["ports"]
+    assert endpoint["relabelings"] == [
+        {
+            "sourceLabels": ["__meta_kubernetes_pod_label_sluice_dev_inferenceservice"],
+            "targetLabel": "inferenceservice",
+        }
+    ]
+
+
+def test_what_lies_around_the_pods_is_no_part_of_their_template() -> None:
+    def template(surroundings: Surroundings) -> Any:
+        (deployment,) = [one for one in rendered(scene.spec(), surroundings) if one["kind"] == "Deployment"]
+        return deployment["spec"]["template"]
+
+    other = Surroundings(network_policy=False, pod_monitor_labels={"a": "b"}, kinds=frozenset(), admin_namespaces=())
+    assert template(scene.EVERYTHING) == template(other)
+
+
+def test_pods_spread_over_nodes_and_zones_each_revision_by_itself() -> None:
+    constraints = pod_of(scene.spec())["topologySpreadConstraints"]
+
+    assert [one["topologyKey"] for one in constraints] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    assert {one["whenUnsatisfiable"] for one in constraints} == {"ScheduleAnyway"}
+    assert all(one["matchLabelKeys"] == ["pod-template-hash"] for one in constraints)
+
+
+@pytest.mark.parametrize("own", [[], [{"maxSkew": 2, "topologyKey": "rack", "whenUnsatisfiable": "DoNotSchedule"}]])
+def test_a_spread_of_the_users_own_takes_its_place(own: list[dict[str, Any]]) -> None:
+    assert pod_of(scene.spec({"podTemplate": {"topologySpreadConstraints": own}}))["topologySpreadConstraints"] == own
+
+
+ALLOWED = {
+    "nodeSelector": {"disk": "fast"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 3}],
+    "priorityClassName": "serving",
+    "runtimeClassName": "nvidia",
+    "imagePullSecrets": [{"name": "registry"}],
+    "serviceAccountName": "mine",
+}
+
+
+def test_the_allow_list_of_the_schema_is_what_reaches_the_pod() -> None:
+    schema = manifest.load_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    allowed = schema["properties"]["spec"]["properties"]["podTemplate"]["properties"]
+    assert set(allowed) == {"labels", "annotations", "volumes", "engine", *ALLOWED}
+
+    pod = pod_of(scene.spec({"podTemplate": ALLOWED}))
+
+    assert {name: pod[name] for name in ALLOWED} == ALLOWED
+
+
+def test_what_is_added_to_the_engine_reaches_it_and_not_the_gate() -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}
+    ca = {"name": "ca", "configMap": {"name": "company-ca"}}
+    mount = {"name": "ca", "mountPath": "/etc/ssl/company", "readOnly": True}
+    source = {"secretRef": {"name": "hub-token", "optional": True}}
+    added = {"env": [proxy], "envFrom": [source], "volumeMounts": [mount]}
+    template = {"volumes": [ca], "engine": added, "labels": {"team": "a"}, "annotations": {"example.com/a": "b"}}
+
+    deployment = by_kind(scene.spec({"podTemplate": template}))["Deployment"]["spec"]["template"]
+    (gate,), (engine,) = deployment["spec"]["initContainers"], deployment["spec"]["containers"]
+
+    assert proxy in engine["env"]
+    assert engine["envFrom"] == [source]
+    assert mount in engine["volumeMounts"]
+    assert ca in deployment["spec"]["volumes"]
+    assert deployment["metadata"]["labels"]["team"] == "a"
+    assert deployment["metadata"]["annotations"]["example.com/a"] == "b"
+    assert "proxy.example.com" not in str(gate)
+    assert "envFrom" not in gate
+
+
+def test_the_service_has_both_address_families_where_the_cluster_has() -> None:
+    assert by_kind(scene.spec())["Service"]["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    gate = codec.from_json(GateConfig, maps_of(scene.spec())["gate.json"], "gate")
+    assert gate.host == "::", "which takes IPv4 too"
+
+
+def maps_of(spec: Any) -> dict[str, str]:
+    maps = [item["data"] for item in objects(spec, scene.IMAGES) if item["kind"] == "ConfigMap"]
+    return {name: text for data in maps for name, text in data.items()}
+
+
+def test_no_token_is_mounted_and_no_secret_copied() -> None:
+    spec = scene.example("full")
+    pod = pod_of(spec)
+
+    assert pod["automountServiceAccountToken"] is False
+    assert not [volume for volume in pod["volumes"] if "projected" in volume]
+    assert by_kind(scene.spec())["ServiceAccount"]["automountServiceAccountToken"] is False
+    assert not [one for one in rendered(spec) if one["kind"] == "Secret"]
 
 
 def test_every_container_is_restricted() -> None:

@@ -312,7 +312,8 @@ def test_conditions_tell_what_is_seen(seen: Situation, expected: dict[str, str])
     assert {kind: told[kind] for kind in expected} == expected
     always = [kind for kind in told if kind not in {"Reconciling", "Stalled"}]
     assert always == [
-        "Ready", "Available", "Progressing", "ModelLoaded", "AdmissionOpen", "SLOFeasible", "SLOMet", "Degraded",
+        "Ready", "Available", "Progressing", "ModelLoaded", "AdmissionOpen", "SLOFeasible", "SLOMet",
+        "MonitoringReady", "Degraded",
     ]  # fmt: skip
     assert ("Reconciling" in told) == told["Progressing"].startswith("True")
     assert not {"Reconciling", "Stalled"} <= told.keys()

@@ -31,3 +31,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if $registry }}{{ $registry }}/{{ end }}{{ .image.repository -}}
 {{- if .image.digest }}@{{ .image.digest }}{{ else }}:{{ .image.tag | default .root.Chart.AppVersion }}{{ end -}}
 {{- end }}
+
+{{/* A map as `name=value`, separated by commas. */}}
+{{- define "sluice.pairs" -}}
+{{- $pairs := list -}}
+{{- range $name, $value := . -}}{{- $pairs = append $pairs (printf "%s=%s" $name $value) -}}{{- end -}}
+{{ join "," $pairs }}
+{{- end }}

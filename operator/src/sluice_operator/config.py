@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice_operator.errors import InvalidSettings
 from sluice_operator.pod_template import Images
+from sluice_operator.surroundings import Surroundings
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -29,6 +30,9 @@ class Settings:
     """SLUICE_OTLP_ENDPOINT: where the gates of all services send spans (OTLP over HTTP); empty: nowhere."""
     poll_s: float = 5.0
     """SLUICE_POLL_SECONDS: how often running pods are asked for their state."""
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    """SLUICE_NETWORK_POLICY (Enabled, Disabled), SLUICE_ADMIN_NAMESPACES (separated by commas, the operator's own among
+    them), SLUICE_POD_MONITOR_LABELS (`name=value`, separated by commas)."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -56,16 +60,41 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         if not environment.get(name):
             raise InvalidSettings(f"{name} must be set to the image of the {role}")
         images[role] = environment[name]
-    namespaces = environment.get("SLUICE_WATCH_NAMESPACES", "").split(",")
     return Settings(
         images=Images(engine=images["engine"], gate=images["gate"]),
-        namespaces=tuple(name.strip() for name in namespaces if name.strip()),
+        namespaces=_names(environment, "SLUICE_WATCH_NAMESPACES"),
         log_level=environment.get("SLUICE_LOG_LEVEL", "INFO").upper(),
         metrics_port=int(_number(environment, "SLUICE_METRICS_PORT", "8081")),
         otlp_endpoint=environment.get("SLUICE_OTLP_ENDPOINT", ""),
         resync_s=_number(environment, "SLUICE_RESYNC_SECONDS", "300"),
         poll_s=_number(environment, "SLUICE_POLL_SECONDS", "5"),
+        surroundings=Surroundings(
+            network_policy=_switch(environment, "SLUICE_NETWORK_POLICY"),
+            admin_namespaces=_names(environment, "SLUICE_ADMIN_NAMESPACES"),
+            pod_monitor_labels=_pairs(environment, "SLUICE_POD_MONITOR_LABELS"),
+        ),
     )
+
+
+def _names(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in environment.get(name, "").split(",") if word.strip())
+
+
+def _pairs(environment: Mapping[str, str], name: str) -> dict[str, str]:
+    pairs = {}
+    for word in _names(environment, name):
+        key, separator, value = word.partition("=")
+        if not (key and separator):
+            raise InvalidSettings(f"{name} must be name=value, separated by commas; {word!r} is none")
+        pairs[key] = value
+    return pairs
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    text = environment.get(name, "Enabled")
+    if text not in {"Enabled", "Disabled"}:
+        raise InvalidSettings(f"{name} must be Enabled or Disabled, not {text!r}")
+    return text == "Enabled"
 
 
 def _number(environment: Mapping[str, str], name: str, default: str) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_operator.files import ENDPOINT_PROPAGATION_S, Paths, arguments
-from sluice_operator.labels import COST_BASIS_ANNOTATION, cost_basis, labels
+from sluice_operator.labels import COST_BASIS_ANNOTATION, cost_basis, labels, selector
 from sluice_operator.model_source import model_environment, model_mounts, model_volumes
 from sluice_operator.spec import ServiceSpec
 
@@ -70,6 +70,7 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
     if claims := spec.resources.get("claims"):
         template = "resourceClaimTemplateName"
         pod["resourceClaims"] = [{"name": claim["name"], template: claim[template]} for claim in claims]
+    pod["topologySpreadConstraints"] = _spread(spec)
     for field in (
         "nodeSelector",
         "tolerations",
@@ -91,6 +92,21 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
         "metadata": {"labels": {**extra.get("labels", {}), **labels(spec)}, "annotations": annotations},
         "spec": pod,
     }
+
+
+def _spread(spec: ServiceSpec) -> list[Object]:
+    """Over nodes and zones, as far as there is room; a list of the user's own takes its place."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector(spec)},
+            # Each revision by itself: pods that are about to go push no new pod to a worse place.
+            "matchLabelKeys": ["pod-template-hash"],
+        }
+        for key in ("kubernetes.io/hostname", "topology.kubernetes.io/zone")
+    ]
 
 
 def _is_cache(mount: Mapping[str, Any]) -> bool:

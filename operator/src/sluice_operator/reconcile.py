@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import aiohttp
@@ -204,7 +204,8 @@ class Reconciler:
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
-        desired = objects(service.spec, self._settings.images, self._settings.otlp_endpoint)
+        surroundings = replace(self._settings.surroundings, kinds=self.kinds)
+        desired = objects(service.spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
         todo = plans.plan(desired, uid, service.observed, service.applied)
         service.problem = await self._carry_out(service, todo)
 

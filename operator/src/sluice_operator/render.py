@@ -11,15 +11,18 @@ from collections.abc import Mapping
 
 from sluice_engine import codec
 from sluice_operator.files import Paths, files
-from sluice_operator.labels import labels, selector
+from sluice_operator.labels import selector
+from sluice_operator.ownership import metadata
 from sluice_operator.pod_template import Images, Object, pod_template
 from sluice_operator.spec import ServiceSpec
+from sluice_operator.surroundings import Surroundings, around
 
-API_VERSION = "sluice.dev/v1alpha1"
-KIND = "InferenceService"
+_NOTHING_SPECIAL = Surroundings()
 
 
-def objects(spec: ServiceSpec, images: Images, otlp_endpoint: str = "") -> tuple[Object, ...]:
+def objects(
+    spec: ServiceSpec, images: Images, otlp_endpoint: str = "", surroundings: Surroundings = _NOTHING_SPECIAL
+) -> tuple[Object, ...]:
     """All objects of the service, in the order in which they are applied. `otlp_endpoint`: where gates send spans."""
     paths = Paths()
     contents = files(spec, paths, otlp_endpoint)
@@ -30,24 +33,12 @@ def objects(spec: ServiceSpec, images: Images, otlp_endpoint: str = "") -> tuple
     rendered = [config, live, _service(spec), _deployment(spec, images, config, live)]
     if "serviceAccountName" not in spec.pod_template:
         rendered.insert(0, _service_account(spec))
-    return tuple(rendered)
+    return (*rendered, *around(spec, surroundings))
 
 
 def url(spec: ServiceSpec) -> str:
     """Where clients inside the cluster send requests."""
     return f"http://{spec.name}.{spec.namespace}.svc"
-
-
-def _metadata(spec: ServiceSpec, name: str) -> Object:
-    metadata: Object = {"name": name}
-    if spec.namespace:
-        metadata["namespace"] = spec.namespace
-    metadata["labels"] = labels(spec)
-    if spec.uid:
-        # No blockOwnerDeletion: it would need rights on the owner's finalizers, and nothing waits for our objects.
-        owner = {"apiVersion": API_VERSION, "kind": KIND, "name": spec.name, "uid": spec.uid, "controller": True}
-        metadata["ownerReferences"] = [owner]
-    return metadata
 
 
 def _config_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
@@ -57,7 +48,7 @@ def _config_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(spec, name),
+        "metadata": metadata(spec, name),
         "immutable": True,
         "data": dict(data),
     }
@@ -68,7 +59,7 @@ def _live_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": _metadata(spec, f"{spec.name}-live"),
+        "metadata": metadata(spec, f"{spec.name}-live"),
         "data": dict(data),
     }
 
@@ -77,7 +68,7 @@ def _service_account(spec: ServiceSpec) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _metadata(spec, spec.name),
+        "metadata": metadata(spec, spec.name),
         "automountServiceAccountToken": False,
     }
 
@@ -86,9 +77,11 @@ def _service(spec: ServiceSpec) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(spec, spec.name),
+        "metadata": metadata(spec, spec.name),
         "spec": {
             "type": "ClusterIP",
+            # Both families where the cluster has both; the gate listens on both.
+            "ipFamilyPolicy": "PreferDualStack",
             "selector": selector(spec),
             "ports": [{"name": "http", "port": 80, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}],
         },
@@ -100,7 +93,7 @@ def _deployment(spec: ServiceSpec, images: Images, config: Object, live: Object)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _metadata(spec, spec.name),
+        "metadata": metadata(spec, spec.name),
         "spec": {
             "replicas": spec.replicas,
             "revisionHistoryLimit": 2,

@@ -58,6 +58,8 @@ class ServiceSpec:
     accelerator_resource: str
     strategy: str
     drain_timeout_us: int
+    pod_monitor: bool
+    """Whether Prometheus is told to scrape the pods."""
     pod_template: Json
     """What the user adds to the pods, as written."""
     cost_basis: Json
@@ -161,6 +163,7 @@ def _parse(body: Json) -> ServiceSpec:
         accelerator_resource=accelerator["resourceName"],
         strategy=rollout["strategy"],
         drain_timeout_us=parse_duration_us(rollout["drainTimeout"], "spec.rollout.drainTimeout"),
+        pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
         pod_template=spec["podTemplate"],
         cost_basis={key: spec[key] for key in ("model", "runtime", "accelerator", "resources")},
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from sluice_operator import figures, labels, render
 from sluice_operator.claim import Claim
+from sluice_operator.conditions.around import monitoring_ready
 from sluice_operator.conditions.model import degraded, model_loaded
 from sluice_operator.conditions.promise import admission_open, slo_feasible, slo_met
 from sluice_operator.conditions.serving import available, progressing, ready
@@ -92,6 +93,7 @@ def _claims(view: View) -> dict[str, Claim]:
         "AdmissionOpen": admission_open(view),
         "SLOFeasible": slo_feasible(view),
         "SLOMet": slo_met(view),
+        "MonitoringReady": monitoring_ready(view.spec, view.kinds),
         "Degraded": degraded(view),
     }
     return claims | for_tools(view, claims)

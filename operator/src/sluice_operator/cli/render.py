@@ -9,8 +9,10 @@ import click
 import yaml
 
 from sluice_operator import manifest
+from sluice_operator.kinds import OPTIONAL_KINDS
 from sluice_operator.pod_template import Images, Object
 from sluice_operator.render import objects
+from sluice_operator.surroundings import Surroundings
 
 _VERSION = importlib.metadata.version("sluice-operator")
 
@@ -46,7 +48,8 @@ def render(file: str, namespace: str, engine_image: str, gate_image: str, *, as_
     images = Images(engine=engine_image, gate=gate_image)
     rendered: list[Object] = []
     for spec in manifest.read_specs(file, namespace=namespace):
-        rendered += objects(spec, images)
+        # As where the optional kinds are installed, and the chart is with its defaults.
+        rendered += objects(spec, images, surroundings=Surroundings(kinds=frozenset(OPTIONAL_KINDS)))
     if as_json:
         click.echo(json.dumps(rendered, indent=2))
     else:

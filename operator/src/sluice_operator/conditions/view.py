@@ -29,7 +29,7 @@ class View:
 
     def __init__(self, situation: Situation, previous: Mapping[str, Any], now: str) -> None:
         self.now = now
-        self.spec, self.problem = situation.spec, situation.problem
+        self.spec, self.problem, self.kinds = situation.spec, situation.problem, situation.kinds
         observed = situation.observed
         self.deployment = next((one for one in observed.owned.values() if one["kind"] == "Deployment"), None)
         self.leaving = pods.leaving(observed)
