@@ -42,10 +42,11 @@ class World:
         service.wake.set()
         return service
 
-    async def look(self, service: Service) -> list[str]:
-        """One turn after a change; returns what it wrote."""
+    async def look(self, service: Service, *, woken: bool = True) -> list[str]:
+        """One turn, after a change or only since time passed; returns what it wrote."""
         self.cluster.writes.clear()
-        service.wake.set()
+        if woken:
+            service.wake.set()
         await self.reconciler.look(service)
         return list(self.cluster.writes)
 
@@ -499,3 +500,27 @@ async def test_a_service_that_nobody_wants_to_serve_is_not_said_to_be_down(world
     await world.look(service)
 
     assert world.count("sluice_operator_service_available", namespace="llm", inferenceservice="chat") == 1
+
+
+async def test_a_roll_without_room_goes_on_in_place_after_a_minute_though_nothing_happens(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.serve()
+    deployment = world.cluster.objects["Deployment", "chat"]
+    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    stuck = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "Insufficient gpu"}
+    stuck["lastTransitionTime"] = "2020-01-01T00:00:00Z"
+    world.cluster.replica_sets = [scene.replica_set("old", 1), scene.replica_set("new", 2)]
+    world.cluster.pods = [
+        scene.pod("chat-old-1", revision="old"),
+        scene.pod("chat-new-1", ready=False, phase="Pending", conditions=[stuck]),
+    ]
+    await world.look(service)
+
+    world.time_s += 59
+    assert "apply Deployment/chat" not in await world.look(service, woken=False)
+    world.time_s += 2
+    assert "apply Deployment/chat" in await world.look(service, woken=False)
+
+    rolling = world.cluster.objects["Deployment", "chat"]["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 0, "maxUnavailable": 1}

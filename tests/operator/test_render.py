@@ -232,7 +232,7 @@ def test_a_scaled_service_has_the_same_template() -> None:
     assert (one["replicas"], two["replicas"]) == (1, 2)
 
 
-@pytest.mark.parametrize(("strategy", "surge", "unavailable"), [("Surge", 1, 0), ("InPlace", 0, 1)])
+@pytest.mark.parametrize(("strategy", "surge", "unavailable"), [("Auto", 1, 0), ("Surge", 1, 0), ("InPlace", 0, 1)])
 def test_the_strategy_says_which_pod_goes_first(strategy: str, surge: int, unavailable: int) -> None:
     deployment = by_kind(scene.spec({"rollout": {"strategy": strategy}}))["Deployment"]
 

@@ -322,6 +322,20 @@ def test_conditions_tell_what_is_seen(seen: Situation, expected: dict[str, str])
     assert ("failure" in status) == (told["Degraded"].startswith("True"))
 
 
+def test_a_roll_that_auto_took_in_place_says_why() -> None:
+    deployment = scene.deployment()
+    deployment["spec"]["strategy"] = {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    rolling = scene.observed(scene.pod(ready=False), scene.pod("chat-old-1", revision="old"), of=deployment)
+
+    def told(strategy: str) -> str:
+        spec = scene.spec({"replicas": 2, "rollout": {"strategy": strategy}})
+        status = compute(Situation(generation=1, spec=spec, observed=rolling), {}, NOW)
+        return str(condition(status, "Progressing")["message"])
+
+    assert "in place, since there was no room" in told("Auto")
+    assert "in place" not in told("InPlace")
+
+
 LIVE = codec.digest(scene.spec().live)
 OLD_LIVE = "0123456789"
 PENDING, SETTLED = "True/ConfigPending", "False/Settled"

@@ -66,7 +66,7 @@ def leaving(observed: Observed) -> int:
 
 
 def _kept(observed: Observed, events: Events) -> Iterator[tuple[PodView, str]]:
-    newest = _newest_hash(observed.replica_sets)
+    newest = newest_revision(observed.replica_sets)
     kept = [pod for pod in observed.pods if not pod["metadata"].get("deletionTimestamp")]
     for pod in sorted(kept, key=lambda pod: str(pod["metadata"]["name"])):
         view = _view(pod, newest, events.get(pod["metadata"]["name"], ()))
@@ -80,12 +80,20 @@ def rollout_is_observed(deployment: Object | None) -> bool:
     return int(deployment.get("status", {}).get("observedGeneration", 0)) >= int(deployment["metadata"]["generation"])
 
 
-def _newest_hash(replica_sets: Sequence[Object]) -> str | None:
+def newest_revision(replica_sets: Sequence[Object]) -> str | None:
+    """The hash of the Deployment's newest template; None where no ReplicaSet is there yet."""
+
     def revision(item: Object) -> int:
         return int(item["metadata"].get("annotations", {}).get(_REVISION_ANNOTATION, 0))
 
     newest = max(replica_sets, key=revision, default=None)
-    return None if newest is None else newest["metadata"].get("labels", {}).get(_HASH_LABEL)
+    return None if newest is None else revision_of(newest)
+
+
+def revision_of(item: Object) -> str | None:
+    """The hash of the template that a pod or a ReplicaSet is of."""
+    found: str | None = item["metadata"].get("labels", {}).get(_HASH_LABEL)
+    return found
 
 
 def _view(pod: Object, newest: str | None, events: Sequence[Object]) -> PodView:
@@ -97,7 +105,7 @@ def _view(pod: Object, newest: str | None, events: Sequence[Object]) -> PodView:
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         ip=status.get("podIP", ""),
-        is_current=newest is not None and metadata.get("labels", {}).get(_HASH_LABEL) == newest,
+        is_current=newest is not None and revision_of(pod) == newest,
         is_ready=is_ready,
         is_running=status.get("phase") == "Running",
         is_silent=not is_ready and _is_silent(pod),

@@ -18,7 +18,7 @@ import aiohttp
 
 from sluice_engine import codec
 from sluice_operator import plan as plans
-from sluice_operator import pods, status
+from sluice_operator import pods, rollout, status
 from sluice_operator import spec as specs
 from sluice_operator.changes import REFUSED_HINT, Series, is_available, is_settled, name_taken, tell, transitions
 from sluice_operator.cluster import Cluster, Gates
@@ -53,6 +53,10 @@ class Service:
     """As last read or written."""
     written_at: float = float("-inf")
     looked_at: float = float("-inf")
+    leaving_at: float = float("-inf")
+    """When a pod of it was last seen on its way out; the first look counts as one."""
+    decide_at: float = float("inf")
+    """When to look again though nothing happens."""
     observed: Observed = field(default_factory=Observed)
     spec: specs.ServiceSpec | None = None
     problem: Failure | None = None
@@ -186,7 +190,8 @@ class Reconciler:
         if service.body["metadata"].get("deletionTimestamp"):
             service.wake.clear()
             return
-        if service.wake.is_set() or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
+        is_due = self._clock() >= service.decide_at
+        if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
             service.wake.clear()
             began = service.looked_at = self._clock()
             await self._reconcile(service)
@@ -205,9 +210,19 @@ class Reconciler:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
         surroundings = replace(self._settings.surroundings, kinds=self.kinds)
-        desired = objects(service.spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
+        spec = replace(service.spec, strategy=self._way(service, service.spec))
+        desired = objects(spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
         todo = plans.plan(desired, uid, service.observed, service.applied)
         service.problem = await self._carry_out(service, todo)
+
+    def _way(self, service: Service, spec: specs.ServiceSpec) -> str:
+        """Which way the pods are replaced, and when to decide that again."""
+        now = self._clock()
+        if pods.leaving(service.observed) or service.leaving_at == float("-inf"):
+            service.leaving_at = now
+        decided = rollout.way(spec.strategy, service.observed, now=self._now(), quiet_s=now - service.leaving_at)
+        service.decide_at = float("inf") if decided.recheck_s is None else now + decided.recheck_s
+        return decided.strategy
 
     async def _carry_out(self, service: Service, todo: Plan) -> Failure | None:
         """Send what the plan says; returns what stood in the way."""

@@ -14,6 +14,7 @@ from sluice_operator.files import Paths, files
 from sluice_operator.labels import selector
 from sluice_operator.ownership import metadata
 from sluice_operator.pod_template import Images, Object, pod_template
+from sluice_operator.rollout import IN_PLACE
 from sluice_operator.spec import ServiceSpec
 from sluice_operator.surroundings import Surroundings, around
 
@@ -89,7 +90,8 @@ def _service(spec: ServiceSpec) -> Object:
 
 
 def _deployment(spec: ServiceSpec, images: Images, config: Object, live: Object) -> Object:
-    surge, unavailable = (1, 0) if spec.strategy == "Surge" else (0, 1)
+    # Auto begins as a surge; `rollout.py` says when it is in place.
+    surge, unavailable = (0, 1) if spec.strategy == IN_PLACE else (1, 0)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from cluster.service.space import Space
-from cluster.service.streams import Stream, once
-from cluster.testnode.cluster import Object
+from cluster.service.space import MODELS_AT, Space
+from cluster.service.streams import Stream, client, once, opened
+from cluster.testnode.cluster import Cluster, Object
 
 pytestmark = pytest.mark.cluster
 
@@ -45,3 +47,78 @@ def restart(space: Space, service: Object) -> None:
     space.wait("rolling", "condition=Ready")
     for pod in old:
         space.wait_for(f"pod/{pod}", "delete")
+
+
+@pytest.fixture
+def one_device(node: Cluster) -> Iterator[Object]:
+    """The part of a spec that takes the only device of the node, which computes nothing."""
+    node.offer_gpus(1)
+    requests = {"cpu": "100m", "memory": "256Mi"}
+    yield {"resources": {"requests": requests, "limits": {"memory": "2Gi", "nvidia.com/gpu": "1"}}, **NO_ACCELERATOR}
+    node.offer_gpus(0)
+
+
+NO_ACCELERATOR = {"accelerator": {"count": 0, "resourceName": "example.com/none"}}
+
+
+def running(space: Space, name: str) -> list[tuple[str, str]]:
+    """The pods that are not on their way out: uid and revision."""
+    return [
+        (pod["metadata"]["uid"], pod["metadata"]["labels"]["pod-template-hash"])
+        for pod in space.pods(name)
+        if "deletionTimestamp" not in pod["metadata"]
+    ]
+
+
+async def test_a_roll_that_crashes_takes_nothing_away_and_the_old_manifest_brings_the_old_pods_back(
+    space: Space,
+) -> None:
+    good = space.tiny("undone")
+    url = space.serve(good)
+    before = running(space, "undone")
+
+    space.apply(space.tiny("undone", path=f"{MODELS_AT}/nowhere"))
+    space.wait("undone", "jsonpath={.status.failure.reason}=ModelMissing")
+
+    assert space.condition("undone", "Available")["status"] == "True"
+    assert (await once(url, "tiny", "still here?", max_tokens=4)).finish_reason
+    space.serve(good)
+    assert running(space, "undone") == before, "the very same pod, of the very same revision"
+
+
+def test_a_crash_looping_pod_makes_room_for_the_revision_that_mends_it(
+    space: Space, one_device: dict[str, Any]
+) -> None:
+    space.apply(space.tiny("mended", path=f"{MODELS_AT}/nowhere", **one_device))
+    space.wait("mended", "jsonpath={.status.failure.reason}=ModelMissing")
+
+    # It holds the only device, so there is no room beside it; it is not waited for either.
+    space.serve(space.tiny("mended", **one_device))
+
+
+@pytest.mark.full
+async def test_a_roll_without_a_spare_device_goes_on_in_place_and_ends_its_streams_first(
+    space: Space, one_device: dict[str, Any]
+) -> None:
+    service = space.tiny("cramped", **one_device)
+    url = space.serve(service)
+    ((before, _),) = running(space, "cramped")
+    service["spec"]["podTemplate"]["annotations"] = {"example.com/restart": "now"}
+    space.apply(service)
+    space.wait("cramped", "jsonpath={.status.failure.reason}=Unschedulable")
+    assert space.condition("cramped", "Available")["status"] == "True"
+
+    ended = []
+    async with client(url) as who:
+        # As long as the old pod may serve, streams begin; the last of them is there when it goes.
+        while before in [uid for uid, _ in running(space, "cramped")]:
+            answer = await opened(who, "tiny", "go on", max_tokens=400)
+            ended.append([choice.finish_reason async for chunk in answer for choice in chunk.choices][-1])
+    assert set(ended) == {"length"}
+    await asyncio.to_thread(space.wait, "cramped", "condition=Ready")
+    space.node.wait_for("the next roll to be a surge", lambda: surge_of(space, "cramped") == 1)
+
+
+def surge_of(space: Space, name: str) -> int:
+    surge: int = space.get("deployment", name)["spec"]["strategy"]["rollingUpdate"]["maxSurge"]
+    return surge

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sluice_engine import codec
-from sluice_operator import obeyed, pods, refusals
+from sluice_operator import obeyed, pods, refusals, rollout
 from sluice_operator.failures import Failure, failure
 from sluice_operator.figures import PodState
 from sluice_operator.loading import progress
@@ -109,10 +109,17 @@ class View:
         if loading := self.loading():
             return "ModelLoading", f"{count}; {loading}."
         if self.waits_for_drain:
-            return "WaitingForDrain", f"{count}; pods on their way out end their streams first ({self.leaving})."
+            text = f"{count}; pods on their way out end their streams first ({self.leaving}){self._in_place()}."
+            return "WaitingForDrain", text
         if any(pod.is_ready for pod in self.old):
-            return "RollingOut", f"{count}; {len(self.old)} of an older one still do."
+            return "RollingOut", f"{count}; {len(self.old)} of an older one still do{self._in_place()}."
         return "PodsStarting", f"{count}; pods are starting."
+
+    def _in_place(self) -> str:
+        """That Auto gave up waiting for room, while it rolls on."""
+        if self.spec is None or self.spec.strategy != rollout.AUTO or rollout.goes(self.deployment) != rollout.IN_PLACE:
+            return ""
+        return "; in place, since there was no room for a pod beside them"
 
     def loading(self) -> str:
         """What the least advanced loading pod says."""
