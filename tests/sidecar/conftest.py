@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from sidecar.running import RunningGate, running_gate
 from sidecar.scripted_engine import ScriptedEngine
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """What reads and writes below aiohttp is tested on the loop of the gate's own process as well."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.SelectorEventLoop}
+    return factories | ({"uvloop": uvloop.Loop} if item.path.name == "test_relay.py" else {})
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from aiohttp import web
 
-from sidecar.scripted_engine import ScriptedEngine, live_config
+from sidecar.scripted_engine import live_config
 from sluice_engine.config import LiveConfig
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.callers.api_keys import ApiKeys
@@ -24,6 +24,12 @@ from sluice_sidecar.web.listener import GateServer, bind
 
 def clock_us() -> int:
     return time.monotonic_ns() // 1000
+
+
+class OnSocket(Protocol):
+    """An engine that the gate finds at a Unix socket."""
+
+    socket_path: Path
 
 
 @dataclass
@@ -47,7 +53,7 @@ class RunningGate:
 
 @asynccontextmanager
 async def running_gate(
-    engine: ScriptedEngine | None,
+    engine: OnSocket | None,
     tmp_path: Path,
     /,
     *,

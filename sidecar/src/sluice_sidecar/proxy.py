@@ -1,15 +1,13 @@
-"""One admitted request's way to the engine and back: bytes are copied, times are taken, and every end is an outcome.
+"""One admitted request's way to the engine and back: what it is sent with, what its status means, and whole answers.
 
-Owns the stream between client and engine. No header goes out before the engine's status is known; what breaks later
-ends in an SSE error event, or in broken framing, never in a clean end. Must not decide about admission.
+Owns the exchange with the engine. No header goes out before the engine's status is known; what breaks later ends in
+broken framing, or in the error event of a `stream`, never in a clean end. Must not decide about admission.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import aiohttp
 from aiohttp import web
@@ -20,6 +18,7 @@ from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.stream import Answer, EventStream
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.recorder import Recorder
 from sluice_sidecar.web import events, headers
@@ -27,18 +26,6 @@ from sluice_sidecar.web.watch import StreamWatch
 
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
 _WHOLE_BYTES = 1024 * 1024
-
-
-@dataclass(slots=True)
-class Copied:
-    """Where a copied stream stands."""
-
-    tail: bytes = b""
-    """The last bytes that came."""
-    pending: bytes = b""
-    """The beginning of an event whose end has not come yet."""
-    broken: bool = False
-    """The engine broke off."""
 
 
 class Proxy:
@@ -79,9 +66,11 @@ class Proxy:
                     upstream.close()
                 if (refusal := self._own_answer(call, upstream.status)) is not None:
                     return refusal
+                answer = Answer(call, upstream, permit, times)
                 if upstream.content_type == "text/event-stream":
-                    return await self._stream(call, upstream, permit, times)
-                return await self._whole(call, upstream, permit, times)
+                    watch = self._watch(answer, {"cache-control": "no-cache", "x-accel-buffering": "no"})
+                    return await EventStream(answer, watch, self._recorder, self._completed, self._clock).carry()
+                return await self._whole(answer)
         except EngineUnreachable as error:
             self._engine.poke()
             call.outcome = "failed"
@@ -102,88 +91,23 @@ class Proxy:
             return Refusal(meaning, "The engine is not ready; try again in a moment.")
         return None
 
-    async def _stream(
-        self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(
-            status=upstream.status, headers=headers.for_client(upstream.headers, call.answer_headers())
-        )
-        response.headers["Cache-Control"] = "no-cache"
-        response.headers["X-Accel-Buffering"] = "no"
+    def _watch(self, answer: Answer, own: dict[str, str], *, pings: bool = True) -> StreamWatch:
+        """Where the answer goes: a response with the engine's headers and the gate's own."""
+        call, upstream = answer.call, answer.upstream
+        told = headers.for_client(upstream.headers, call.answer_headers() | own)
+        response = web.StreamResponse(status=upstream.status, headers=told)
         if self._closing(call.request):
             response.force_close()
-        watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us)
-        copied = Copied()
-        try:
-            await response.prepare(call.request)
-            await self._copy_events(upstream, watch, copied, permit, times)
-            if not copied.broken and events.is_complete(copied.tail):
-                call.outcome = "completed"
-                permit.completed = upstream.status == web.HTTPOk.status_code
-                self._completed(copied.tail, permit, times, streamed=True)
-            elif call.cut:
-                call.outcome = call.cut
-            else:
-                call.outcome = "expired" if events.is_expired(copied.tail) else "failed"
-            if copied.broken or (call.outcome == "failed" and b'"error"' not in copied.tail):
-                await watch.write(_error_event(call), self._clock())
-            elif copied.pending:
-                await watch.write(copied.pending, self._clock())
-            await watch.finish()
-        except (ConnectionError, asyncio.CancelledError):
-            call.outcome = "stalled" if watch.stalled else "client_left"
-            raise
-        finally:
-            watch.close()
-        return response
+        return StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=pings)
 
-    async def _copy_events(
-        self,
-        upstream: aiohttp.ClientResponse,
-        watch: StreamWatch,
-        copied: Copied,
-        permit: Permit,
-        times: StreamTimes,
-    ) -> None:
-        """Copy until the engine ends its stream, or breaks it."""
-        # Of a choice that stands alone no event is taken apart.
-        alone = len(permit.entry.choices) == 1
-        while True:
-            try:
-                chunk = await upstream.content.readany()
-            except (aiohttp.ClientError, ConnectionError):
-                copied.broken = True
-                return
-            if not chunk:
-                return
-            now_us = self._clock()
-            permit.touch(now_us)
-            if alone:
-                if events.has_text(chunk):
-                    if permit.counts_tokens:
-                        permit.tokens(0, events.count_with_text(chunk))
-                    self._recorder.token(times, permit, now_us, 0)
-            else:
-                for choice, count in events.choices_with_text(chunk).items():
-                    permit.tokens(choice, count)
-                    self._recorder.token(times, permit, now_us, choice)
-            copied.tail = (copied.tail + chunk)[-events.TAIL_BYTES :]
-            if copied.pending or not chunk.endswith(b"\n\n"):
-                # Only whole events go out, so that an error event can always follow.
-                chunk, copied.pending = events.whole_events(copied.pending + chunk)
-            if chunk:
-                await watch.write(chunk, now_us)
-                self._recorder.metrics.response_bytes.value += len(chunk)
-
-    async def _whole(
-        self, call: Call, upstream: aiohttp.ClientResponse, permit: Permit, times: StreamTimes
-    ) -> web.StreamResponse | Refusal:
+    async def _whole(self, answer: Answer) -> web.StreamResponse | Refusal:
+        call, upstream = answer.call, answer.upstream
         content, size = [], 0
         try:
             while size <= _WHOLE_BYTES and (chunk := await upstream.content.readany()):
                 content.append(chunk)
                 size += len(chunk)
-                permit.touch(self._clock())
+                answer.permit.touch(self._clock())
         except (aiohttp.ClientError, ConnectionError):
             call.outcome = call.cut or "failed"
             if call.cut:
@@ -192,30 +116,25 @@ class Proxy:
                 Reason.ENGINE_FAILED, "The engine ended in the middle of its answer; send the request again."
             )
         head = b"".join(content)
-        response = web.StreamResponse(
-            status=upstream.status, headers=headers.for_client(upstream.headers, call.answer_headers())
-        )
+        watch = self._watch(answer, {}, pings=False)
         if upstream.content.at_eof():
-            response.content_length = len(head)
+            watch.response.content_length = len(head)
         elif upstream.content_length is not None:
-            response.content_length = upstream.content_length
-        if self._closing(call.request):
-            response.force_close()
-        watch = StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=False)
+            watch.response.content_length = upstream.content_length
         try:
-            await response.prepare(call.request)
+            await watch.begin()
             await watch.write(head, self._clock())
             self._recorder.metrics.response_bytes.value += len(head)
             tail = head[-events.TAIL_BYTES :]
             while chunk := await self._next(call, upstream):
                 now_us = self._clock()
-                permit.touch(now_us)
+                answer.permit.touch(now_us)
                 tail = (tail + chunk)[-events.TAIL_BYTES :]
                 await watch.write(chunk, now_us)
                 self._recorder.metrics.response_bytes.value += len(chunk)
             if upstream.status == web.HTTPOk.status_code:
-                permit.completed = True
-                self._completed(tail, permit, times, streamed=False)
+                answer.permit.completed = True
+                self._completed(answer, tail, streamed=False)
                 call.outcome = "completed"
             else:
                 call.outcome = "refused" if upstream.status < web.HTTPInternalServerError.status_code else "failed"
@@ -225,13 +144,13 @@ class Proxy:
             raise
         finally:
             watch.close()
-        return response
+        return watch.response
 
-    def _completed(self, tail: bytes, permit: Permit, times: StreamTimes, *, streamed: bool) -> None:
+    def _completed(self, answer: Answer, tail: bytes, *, streamed: bool = True) -> None:
         """An answer came to its good end: what it says of its own length is measured, and learned from."""
         output_tokens = events.output_tokens(tail)
-        self._recorder.completed(times, output_tokens, self._clock(), streamed=streamed)
-        self._admission.room.told(permit, events.prompt_tokens(tail), output_tokens)
+        self._recorder.completed(answer.times, output_tokens, self._clock(), streamed=streamed)
+        self._admission.room.told(answer.permit, events.prompt_tokens(tail), output_tokens)
 
     @staticmethod
     async def _next(call: Call, upstream: aiohttp.ClientResponse) -> bytes:
@@ -243,15 +162,3 @@ class Proxy:
             if call.request.transport is not None:
                 call.request.transport.abort()
             raise ConnectionError("the engine ended in the middle of its answer") from error
-
-
-def _error_event(call: Call) -> bytes:
-    if call.cut == "expired":
-        refusal = MISSED
-    elif call.cut:
-        refusal = Refusal(Reason.DRAINING, "This pod had to shut down before the answer was complete; send it again.")
-    else:
-        refusal = Refusal(
-            Reason.ENGINE_FAILED, "The engine ended in the middle of this answer; send the request again."
-        )
-    return b"data: " + json.dumps(refusal.body()).encode() + b"\n\n"

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 # A comment keeps idle gateways from cutting a silent stream, and finds a client that vanished without a word.
 PING_AFTER_US = 15_000_000
@@ -30,9 +30,9 @@ class StreamWatch:
     ) -> None:
         self.stalled = False
         self._request = request
-        self._response = response
-        # The response's own method does nothing more than to call this one.
-        self._writer = request.writer
+        self.response = response
+        self._protocol = request.protocol
+        self._chunked = False
         self._clock = clock
         self._stall_timeout_us = stall_timeout_us
         self._pings = pings
@@ -43,19 +43,48 @@ class StreamWatch:
         self._tick_s = min(PING_AFTER_US, stall_timeout_us) / 4e6
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
+    async def begin(self) -> None:
+        """Send the head. A body of unknown length is framed in chunks, where the client's version has them."""
+        if self.response.content_length is None and self._request.version >= HttpVersion11:
+            self.response.enable_chunked_encoding()
+        await self.response.prepare(self._request)
+        self._chunked = self.response.chunked
+
+    def send(self, chunk: bytes, now_us: int) -> bool:
+        """Send a chunk of an answer whose head is out; True when the client is behind.
+
+        Then `caught_up` is to be awaited before more is sent.
+
+        Raises:
+            ConnectionError: the client has left.
+        """
+        transport = self._protocol.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self._written_us = now_us
+        if chunk:
+            # As the response's writer would, without a coroutine for each.
+            transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self._chunked else chunk)
+        if not self._protocol.writing_paused:
+            return False
+        self._writing_since_us = now_us
+        return True
+
+    async def caught_up(self) -> None:
+        """Wait until the client is not behind any more."""
+        await self._request.writer.drain()
+        self._written_us = self._clock()
+        self._writing_since_us = None
+
     async def write(self, chunk: bytes, now_us: int) -> None:
         """Send a chunk, and wait while the client is behind."""
-        self._writing_since_us = self._written_us = now_us
-        await self._writer.write(chunk)
-        if self._request.protocol.writing_paused:
-            await self._writer.drain()
-            self._written_us = self._clock()
-        self._writing_since_us = None
+        if self.send(chunk, now_us):
+            await self.caught_up()
 
     async def finish(self) -> None:
         """Send the end of the body."""
         self._writing_since_us = self._clock()
-        await self._response.write_eof()
+        await self.response.write_eof()
 
     def close(self) -> None:
         """Watch no longer."""
@@ -71,10 +100,10 @@ class StreamWatch:
                 self.stalled = True
                 if self._request.transport is not None:
                     self._request.transport.abort()
-        elif self._pings and self._response.prepared and now_us - self._written_us >= PING_AFTER_US:
+        elif self._pings and self.response.prepared and now_us - self._written_us >= PING_AFTER_US:
             self._written_us = now_us
             self._ping = self._loop.create_task(self._send_ping())
 
     async def _send_ping(self) -> None:
         with suppress(ConnectionError):
-            await self._response.write(_PING)
+            await self.response.write(_PING)

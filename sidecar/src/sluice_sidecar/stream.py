@@ -1,0 +1,130 @@
+"""One stream of events from engine to client: pieces are passed on as they are read, timed, counted, and ended truly.
+
+Owns what a stream's end means: `[DONE]` only where the engine said it, an error event where it broke off. Must not know
+admission, nor how bytes are read and written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from aiohttp import web
+
+from sluice_sidecar.admission import MISSED
+from sluice_sidecar.call import Call, Outcome
+from sluice_sidecar.capacity.ledger import Permit
+from sluice_sidecar.errors import Reason, Refusal
+from sluice_sidecar.telemetry.measure import StreamTimes
+from sluice_sidecar.telemetry.recorder import Recorder
+from sluice_sidecar.web import events
+from sluice_sidecar.web.relay import Relay
+from sluice_sidecar.web.watch import StreamWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine answers to an admitted call."""
+
+    call: Call
+    upstream: aiohttp.ClientResponse
+    permit: Permit
+    times: StreamTimes
+
+
+class EventStream:
+    """One answer of events on its way."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        watch: StreamWatch,
+        recorder: Recorder,
+        completed: Callable[[Answer, bytes], None],
+        clock: Callable[[], int],
+    ) -> None:
+        """`completed` is told of a good end, with the answer's last bytes."""
+        self._call, self._upstream = answer.call, answer.upstream
+        self._answer = answer
+        self._watch = watch
+        self._recorder = recorder
+        self._completed = completed
+        self._clock = clock
+        self._entry = answer.permit.entry
+        self._times = answer.times
+        # Of a choice that stands alone no event is taken apart.
+        self._alone = len(self._entry.choices) == 1
+        self._counts_tokens = answer.permit.counts_tokens
+        self._tail = b""
+        """The last bytes that came."""
+        self._pending = b""
+        """The beginning of an event whose end has not come yet."""
+
+    async def carry(self) -> web.StreamResponse:
+        """Pass it on, from its head to its end; the call's outcome is told before the last byte goes out."""
+        call, watch = self._call, self._watch
+        try:
+            await watch.begin()
+            whole = await Relay(self._upstream, self._take, watch.caught_up).run()
+            call.outcome = self._outcome(whole=whole)
+            if call.outcome == "completed":
+                self._answer.permit.completed = self._upstream.status == web.HTTPOk.status_code
+                self._completed(self._answer, self._tail)
+            if not whole or (call.outcome == "failed" and b'"error"' not in self._tail):
+                await watch.write(self._error_event(), self._clock())
+            elif self._pending:
+                await watch.write(self._pending, self._clock())
+            await watch.finish()
+        except (ConnectionError, asyncio.CancelledError):
+            call.outcome = "stalled" if watch.stalled else "client_left"
+            raise
+        finally:
+            watch.close()
+        return watch.response
+
+    def _take(self, piece: bytes) -> bool:
+        """Pass on a piece; whether the client is behind."""
+        now_us = self._clock()
+        self._entry.touched_us = now_us
+        if not self._alone:
+            self._count_choices(piece, now_us)
+        elif events.has_text(piece):
+            if self._counts_tokens:
+                self._answer.permit.tokens(0, events.count_with_text(piece))
+            self._recorder.token(self._times, self._answer.permit, now_us, 0)
+        self._tail = piece if len(piece) >= events.TAIL_BYTES else (self._tail + piece)[-events.TAIL_BYTES :]
+        if self._pending or not piece.endswith(b"\n\n"):
+            # Only whole events go out, so that an error event can always follow.
+            piece, self._pending = events.whole_events(self._pending + piece)
+            if not piece:
+                return False
+        self._recorder.metrics.response_bytes.value += len(piece)
+        return self._watch.send(piece, now_us)
+
+    def _count_choices(self, piece: bytes, now_us: int) -> None:
+        for choice, count in events.choices_with_text(piece).items():
+            self._answer.permit.tokens(choice, count)
+            self._recorder.token(self._times, self._answer.permit, now_us, choice)
+
+    def _outcome(self, *, whole: bool) -> Outcome:
+        if whole and events.is_complete(self._tail):
+            return "completed"
+        if self._call.cut:
+            return self._call.cut
+        return "expired" if events.is_expired(self._tail) else "failed"
+
+    def _error_event(self) -> bytes:
+        if self._call.cut == "expired":
+            refusal = MISSED
+        elif self._call.cut:
+            refusal = Refusal(
+                Reason.DRAINING, "This pod had to shut down before the answer was complete; send it again."
+            )
+        else:
+            refusal = Refusal(
+                Reason.ENGINE_FAILED, "The engine ended in the middle of this answer; send the request again."
+            )
+        return b"data: " + json.dumps(refusal.body()).encode() + b"\n\n"
