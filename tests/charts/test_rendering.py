@@ -107,7 +107,7 @@ def test_the_packed_chart_renders_the_same_with_nothing_beside_it(helm: Helm, tm
 def test_every_image_of_an_air_gapped_install_is_the_registrys_own_and_pinned(helm: Helm) -> None:
     rendered = helm.template(*CASES["digests"])
 
-    images = set(re.findall(r"(?:image|value): (\S*sluice-(?:operator|engine|sidecar)\S*)", rendered))
+    images = set(re.findall(r"(?:image|value): (\S*sluice-(?:operator|engine|sidecar)[@:]\S*)", rendered))
     assert images == {
         f"registry.example.com/mirror/sluice-{part}@{DIGEST}" for part in ("operator", "engine", "sidecar")
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charts.helm import Helm
-from sluice_operator.kinds import RIGHTS
+from sluice_operator.kinds import LEASE_RIGHTS, RIGHTS
 
 
 def granted(role: dict[str, Any]) -> dict[tuple[str, str], set[str]]:
@@ -41,6 +41,16 @@ def test_the_operator_of_two_namespaces_may_do_that_there_and_nothing_cluster_wi
         assert bindings[namespace, "sluice-operator"]["subjects"][0]["namespace"] == "sluice-system"
     assert set(named(objects, "ClusterRole")) == {(None, "sluice-operator-view"), (None, "sluice-operator-edit")}
     assert named(objects, "ClusterRoleBinding") == {}
+
+
+def test_the_lease_is_one_object_of_the_releases_own_namespace(helm: Helm) -> None:
+    for values in ((), ("--set=watchNamespaces={team-a,sluice-system}",)):
+        roles = named(helm.objects(*values), "Role")
+
+        role = roles["sluice-system", "sluice-operator-lease"]
+        assert granted(role) == LEASE_RIGHTS
+        # A new name cannot be granted to be created by name.
+        assert [rule.get("resourceNames") for rule in role["rules"]] == [None, ["sluice-operator"]]
 
 
 def test_without_aggregation_a_namespaced_install_creates_nothing_cluster_wide(helm: Helm) -> None:

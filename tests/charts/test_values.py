@@ -35,7 +35,7 @@ from charts.helm import CHART, Helm
         pytest.param(
             "--set=images.pullPolicy=Sometimes", ("/images/pullPolicy", "'Always'"), id="an unknown pull policy"
         ),
-        pytest.param("--set=replicas=2", ("replicas",), id="an unknown value"),
+        pytest.param("--set=copies=2", ("copies",), id="an unknown value"),
         pytest.param(
             "--set=images.operator.repo=x", ("/images/operator", "repo"), id="an unknown value inside a group"
         ),

@@ -18,7 +18,7 @@ import operator_scene as scene
 from sluice_operator import plan, watches
 from sluice_operator.changes import Told
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, NamespaceEnds
+from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
 from sluice_operator.health import Health
 from sluice_operator.kinds import CHILD_KINDS, KINDS, OPTIONAL_KINDS, OWNED_KINDS, RIGHTS
 from sluice_operator.kube import Kube, WatchExpired
@@ -218,6 +218,37 @@ async def test_the_kubelets_events_are_asked_for_by_pod_and_for_a_few_pods_only(
     assert len(api.recorder.asked) == 3
     _, _, query, _, _ = api.recorder.asked[0]
     assert query["fieldSelector"] == "involvedObject.kind=Pod,involvedObject.name=pod-0,involvedObject.uid=uid-0"
+
+
+async def test_a_lease_is_created_and_then_replaced_where_it_is_still_as_it_was_read(api: Api) -> None:
+    lease: Json = {"metadata": {"namespace": "system", "name": "sluice"}, "spec": {}}
+    path = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
+    api.recorder.answers[f"GET {path}/sluice"] = refusal(404, "NotFound", "not found")
+
+    assert await api.kube.read_lease("system", "sluice") is None
+    await api.kube.write_lease(lease)
+    await api.kube.write_lease({**lease, "metadata": {**lease["metadata"], "resourceVersion": "7"}})
+
+    assert [(method, where) for method, where, *_ in api.recorder.asked[1:]] == [
+        ("POST", path),
+        ("PUT", f"{path}/sluice"),
+    ]
+    assert api.recorder.asked[-1][3]["metadata"]["resourceVersion"] == "7"
+
+
+async def test_who_lost_the_lease_writes_nothing(api: Api) -> None:
+    api.kube.may_act = lambda: False
+
+    for write in (
+        api.kube.apply(ITEM),
+        api.kube.apply_status(scene.body(), {}),
+        api.kube.delete(("Service", "chat"), "llm"),
+        api.kube.post_event(scene.body(), Told(kind="Normal", reason="Ready", message="", first="", last="")),
+    ):
+        with pytest.raises(LeaseLost):
+            await write
+
+    assert api.recorder.asked == []
 
 
 def lines(*events: Json) -> web.Response:

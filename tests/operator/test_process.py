@@ -32,6 +32,7 @@ def test_settings_come_from_the_environment() -> None:
         "SLUICE_RESYNC_SECONDS": "60", "SLUICE_POLL_SECONDS": "2.5", "PATH": "/bin",
         "SLUICE_OTLP_ENDPOINT": "http://collector:4318", "SLUICE_NETWORK_POLICY": "Disabled",
         "SLUICE_ADMIN_NAMESPACES": "monitoring,ops", "SLUICE_POD_MONITOR_LABELS": "release=prometheus, team=a",
+        "SLUICE_LEASE": "system/sluice", "SLUICE_IDENTITY": "sluice-operator-1",
     })  # fmt: skip
 
     assert (settings.images.engine, settings.images.gate) == ("engine:1", "gate:1")
@@ -44,6 +45,8 @@ def test_settings_come_from_the_environment() -> None:
     assert around.pod_monitor_labels == {"release": "prometheus", "team": "a"}
     assert config.from_environment(IMAGES).otlp_endpoint == ""
     assert config.from_environment(IMAGES).surroundings.network_policy is True
+    assert (settings.lease, settings.identity) == (("system", "sluice"), "sluice-operator-1")
+    assert config.from_environment(IMAGES).lease is None
 
 
 @pytest.mark.parametrize(
@@ -56,6 +59,8 @@ def test_settings_come_from_the_environment() -> None:
         pytest.param({"SLUICE_METRICS_PORT": "70000"}, id="a port that does not exist"),
         pytest.param({"SLUICE_RESYNC_SECONDS": "1"}, id="a resync without a pause"),
         pytest.param({"SLUICE_OTLP_ENDPOINT": "collector:4318"}, id="an endpoint without a scheme"),
+        pytest.param({"SLUICE_LEASE": "sluice"}, id="a lease without a namespace"),
+        pytest.param({"SLUICE_IDENTITY": "", "SLUICE_LEASE": "a/b"}, id="a lease for nobody"),
         pytest.param({"SLUICE_POLL_SECONDS": "0"}, id="a poll without a pause"),
         pytest.param({"SLUICE_NETWORK_POLICY": "false"}, id="a switch that is neither"),
         pytest.param({"SLUICE_POD_MONITOR_LABELS": "release"}, id="a label without a value"),
@@ -112,6 +117,16 @@ async def test_readiness_waits_for_the_first_list() -> None:
         health.is_synced = True
         assert (await client.get("/readyz")).status == 200
         assert "sluice_operator_api_writes_total" in await (await client.get("/metrics")).text()
+
+
+async def test_who_stands_by_is_ready_and_says_so() -> None:
+    health = Health(lambda: 0.0)
+    health.is_standby = True
+    async with TestClient(TestServer(application(health, CollectorRegistry()))) as client:
+        answer = await client.get("/readyz")
+        text = await answer.text()
+
+    assert (answer.status, text) == (200, "standing by: another operator holds the lease")
 
 
 def test_a_log_line_is_one_json_document() -> None:

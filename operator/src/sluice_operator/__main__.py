@@ -6,8 +6,11 @@ import asyncio
 import datetime as dt
 import logging
 import os
+import signal
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import aiohttp
 import kopf
@@ -21,6 +24,7 @@ from sluice_operator.errors import ApiRefused, InvalidSettings, OperatorError
 from sluice_operator.gates import GateClient
 from sluice_operator.health import Health, application
 from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
+from sluice_operator.lease import Election
 from sluice_operator.logs import setup_logging
 from sluice_operator.metrics import HeartbeatCollector, Metrics
 from sluice_operator.reconcile import Reconciler
@@ -28,6 +32,8 @@ from sluice_operator.reconcile import Reconciler
 log = logging.getLogger("sluice_operator")
 
 _CRD_RETRY_S = 5.0
+# A candidate that has not read the Lease for so long does not get through to the API server at all.
+_LEASE_SILENCE_S = 300.0
 
 
 def main() -> int:
@@ -47,32 +53,79 @@ def main() -> int:
 
 
 async def run(settings: Settings) -> None:
-    """Serve health and metrics, then follow the cluster."""
+    """Serve health and metrics, wait for the Lease, then follow the cluster until SIGTERM.
+
+    Raises:
+        LeaseLost: another operator may act by now.
+    """
     prometheus = CollectorRegistry()
     ProcessCollector(registry=prometheus)
     metrics, health = Metrics(prometheus), Health(time.monotonic)
     prometheus.register(HeartbeatCollector(health.ages))
-    metrics.leader.set(1)
     runner = web.AppRunner(application(health, prometheus), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, None, settings.metrics_port)
     await site.start()
     log.info("listening", extra={"addresses": runner.addresses})
+    # Until kopf takes the signal over: a process 1 without a handler would not hear it.
+    stopped = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     try:
-        async with kube.connect() as cluster, aiohttp.ClientSession() as session:
-            await _crd(cluster)
-            reconciler = Reconciler(
-                cluster,
-                GateClient(session),
-                settings,
-                metrics,
-                clock=time.monotonic,
-                wall_clock=time.time,
-                now=_timestamp,
-            )
-            await _follow(cluster, reconciler, settings, health=health, metrics=metrics)
+        async with kube.connect() as cluster:
+            leading = asyncio.create_task(_lead(cluster, settings, health=health, metrics=metrics), name="lead")
+            await _first([leading, asyncio.create_task(stopped.wait(), name="stop")])
     finally:
         await runner.cleanup()
+
+
+async def _lead(cluster: kube.Kube, settings: Settings, *, health: Health, metrics: Metrics) -> None:
+    """Follow the cluster while the Lease is ours."""
+    if settings.lease is None:
+        metrics.leader.set(1)
+        await _act(cluster, settings, health=health, metrics=metrics)
+        return
+    election = Election(cluster, settings.lease, settings.identity, clock=time.monotonic, now=_lease_time)
+    health.expect("lease", _LEASE_SILENCE_S)
+    election.beat = lambda: health.beat("lease")
+    health.is_standby = True
+    await election.acquire()
+    health.is_standby = False
+    metrics.leader.set(1)
+    cluster.may_act = election.is_held
+    keeping = asyncio.create_task(election.keep(), name="lease")
+    try:
+        acting = asyncio.create_task(_act(cluster, settings, health=health, metrics=metrics), name="act")
+        await _first([keeping, acting])
+    finally:
+        metrics.leader.set(0)
+        await election.release()
+
+
+async def _act(cluster: kube.Kube, settings: Settings, *, health: Health, metrics: Metrics) -> None:
+    async with aiohttp.ClientSession() as session:
+        await _crd(cluster)
+        reconciler = Reconciler(
+            cluster,
+            GateClient(session),
+            settings,
+            metrics,
+            clock=time.monotonic,
+            wall_clock=time.time,
+            now=_timestamp,
+        )
+        await _follow(cluster, reconciler, settings, health=health, metrics=metrics)
+
+
+async def _first(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Wait until one of them ends, end the others, and raise what it raised."""
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _follow(
@@ -97,13 +150,8 @@ async def _follow(
     )
     try:
         # None of these ends by itself: one that does takes the process with it, so that the kubelet starts a fresh one.
-        done, _ = await asyncio.wait([operator, *ours], return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await _first([operator, *ours])
     finally:
-        for task in (operator, *ours):
-            task.cancel()
-        await asyncio.gather(operator, *ours, return_exceptions=True)
         await reconciler.close()
 
 
@@ -139,6 +187,11 @@ async def _resync(
 
 def _timestamp() -> str:
     return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _lease_time() -> str:
+    # A MicroTime: the API server takes it with six digits only.
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 if __name__ == "__main__":

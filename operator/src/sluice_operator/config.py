@@ -34,6 +34,11 @@ class Settings:
     """SLUICE_NETWORK_POLICY (Enabled, Disabled), SLUICE_ADMIN_NAMESPACES (separated by commas, the operator's own among
     them), SLUICE_POD_MONITOR_LABELS (`name=value`, separated by commas)."""
 
+    lease: tuple[str, str] | None = None
+    """SLUICE_LEASE, as namespace/name: what the acting operator holds. None: no other one runs, so none is needed."""
+    identity: str = ""
+    """SLUICE_IDENTITY: whose the Lease is, the pod's name. A container that comes back in its pod has it still."""
+
     def __post_init__(self) -> None:
         """Check the ranges."""
         if self.log_level not in _LOG_LEVELS:
@@ -46,6 +51,8 @@ class Settings:
             raise InvalidSettings("SLUICE_RESYNC_SECONDS must be at least 10")
         if self.poll_s < 1:
             raise InvalidSettings("SLUICE_POLL_SECONDS must be at least 1")
+        if self.lease is not None and not self.identity:
+            raise InvalidSettings("SLUICE_IDENTITY must be set to the pod's name where SLUICE_LEASE is set")
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -73,6 +80,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             admin_namespaces=_names(environment, "SLUICE_ADMIN_NAMESPACES"),
             pod_monitor_labels=_pairs(environment, "SLUICE_POD_MONITOR_LABELS"),
         ),
+        lease=_lease(environment.get("SLUICE_LEASE", "")),
+        identity=environment.get("SLUICE_IDENTITY", ""),
     )
 
 
@@ -95,6 +104,15 @@ def _switch(environment: Mapping[str, str], name: str) -> bool:
     if text not in {"Enabled", "Disabled"}:
         raise InvalidSettings(f"{name} must be Enabled or Disabled, not {text!r}")
     return text == "Enabled"
+
+
+def _lease(text: str) -> tuple[str, str] | None:
+    if not text:
+        return None
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise InvalidSettings(f"SLUICE_LEASE must be namespace/name, not {text!r}")
+    return namespace, name
 
 
 def _number(environment: Mapping[str, str], name: str, default: str) -> float:

@@ -6,6 +6,7 @@
     ├── InvalidSettings   an option or environment variable of the operator itself
     ├── ApiRefused        the API server said no to an object of ours; `status` is its HTTP status
     │   └── NamespaceEnds the namespace is being deleted, so nothing can be made in it any more
+    ├── LeaseLost         another operator may act now, so this one must not
     ├── InvalidRecords    what should be records of a pod is something else
     ├── Unreachable       nobody answers at an address, or it is no gate
     └── PodFailed         a local process ended, or never became ready
@@ -55,6 +56,10 @@ class ApiRefused(OperatorError):
 
 class NamespaceEnds(ApiRefused):
     """Nothing can be made in a namespace that is being deleted, and nothing needs to be."""
+
+
+class LeaseLost(OperatorError):
+    """The Lease is another's, or could not be renewed in time: this process ends."""
 
 
 class InvalidRecords(OperatorError):

@@ -21,6 +21,8 @@ class Health:
         self._beats: dict[str, tuple[float, float]] = {}
         self.is_synced = False
         """Whether everything was listed once: before that, nothing is known."""
+        self.is_standby = False
+        """Whether another process acts, and this one is ready to follow it."""
 
     def expect(self, name: str, within_s: float) -> None:
         """From now on `name` has to beat at least this often."""
@@ -53,6 +55,8 @@ def application(health: Health, registry: CollectorRegistry) -> web.Application:
         return web.Response(status=503 if overdue else 200, text="\n".join(overdue) or "ok")
 
     async def readyz(_: web.Request) -> web.Response:
+        if health.is_standby:
+            return web.Response(text="standing by: another operator holds the lease")
         if not health.is_synced:
             return web.Response(status=503, text="not everything was listed yet")
         return web.Response(text="ok")

@@ -72,3 +72,8 @@ RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("", "events"): frozenset({"create", "list", "patch"}),
 }
 """Verbs by group and resource that the operator needs where InferenceServices live. Discovery is everybody's right."""
+
+LEASE_RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
+    ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
+}
+"""What it needs in its own namespace, to be the only one that acts."""

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from kubernetes.aio.client import ApiClient, Configuration
 
 from sluice_engine import codec
 from sluice_operator.changes import Told
-from sluice_operator.errors import ApiRefused, NamespaceEnds
+from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
 from sluice_operator.kinds import KINDS, OWNED_KINDS, SERVICE_KIND
 from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
 from sluice_operator.plan import Key, Observed, key
@@ -78,6 +78,8 @@ class Kube:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.may_act: Callable[[], bool] = lambda: True
+        """Asked before each write to what belongs to services: a process that lost its Lease writes nothing more."""
 
     async def serves(self, kind: str) -> bool:
         """Whether the API server has the kind's definition now."""
@@ -141,6 +143,7 @@ class Kube:
     async def delete(self, found: Key, namespace: str) -> None:
         """Delete an object; one that is gone already is fine."""
         kind, name = found
+        self._check_lease()
         try:
             await self._call("DELETE", _path(kind, namespace, name))
         except ApiRefused as refused:
@@ -180,6 +183,23 @@ class Kube:
         }
         await self._patch(f"/api/v1/namespaces/{metadata['namespace']}/events/{name}", event)
 
+    async def read_lease(self, namespace: str, name: str) -> Object | None:
+        """A Lease, or None."""
+        try:
+            return await self._call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
+        except ApiRefused as refused:
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
+
+    async def write_lease(self, lease: Object) -> Object:
+        """Create a Lease, or replace it where it is still of the version that this one names."""
+        metadata = lease["metadata"]
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{metadata['namespace']}/leases"
+        if "resourceVersion" in metadata:
+            return await self._call("PUT", f"{path}/{metadata['name']}", body=lease)
+        return await self._call("POST", path, body=lease)
+
     async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
         """All objects of a kind that this operator manages, and the version to watch from."""
         page = await self._call("GET", _path(kind, namespace), [("labelSelector", _MANAGED_SELECTOR)])
@@ -210,7 +230,12 @@ class Kube:
         finally:
             response.close()
 
+    def _check_lease(self) -> None:
+        if not self.may_act():
+            raise LeaseLost("another operator may act by now")
+
     async def _patch(self, path: str, item: Object) -> Object:
+        self._check_lease()
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, item)
 

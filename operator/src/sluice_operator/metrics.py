@@ -44,6 +44,9 @@ class Metrics:
         self.last_reconcile = Gauge(
             "sluice_operator_last_reconcile_timestamp_seconds", "When a reconcile last succeeded.", registry=registry
         )
+        self.leader = Gauge(
+            "sluice_operator_leader", "1 in the process that acts, 0 in one that stands by.", registry=registry
+        )
         self.last_resync = Gauge(
             "sluice_operator_last_resync_timestamp_seconds", "When everything was last listed anew.", registry=registry
         )
@@ -60,7 +63,6 @@ class Metrics:
             per_service,
             registry=registry,
         )
-        self.leader = Gauge("sluice_operator_leader", "1 in the one replica that acts.", registry=registry)
         for outcome in ("ok", "refused", "failed"):
             self.reconciles.labels(outcome)
         for outcome in ("ok", "unanswered"):

@@ -23,7 +23,7 @@ from sluice_operator import spec as specs
 from sluice_operator.changes import REFUSED_HINT, Series, is_available, is_settled, name_taken, tell, transitions
 from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, InvalidSpec, NamespaceEnds
+from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds
 from sluice_operator.failures import Failure
 from sluice_operator.figures import worth_writing
 from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS
@@ -176,7 +176,7 @@ class Reconciler:
                 failures += 1
                 service.wake.set()  # the next turn looks again: until then nothing is known that could be told
                 told = {**_named(service.body), "error": str(error) or type(error).__name__, "retry_s": wait_s}
-                is_expected = isinstance(error, (ApiRefused, aiohttp.ClientError, TimeoutError, OSError))
+                is_expected = isinstance(error, (ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError))
                 level, trace = (logging.WARNING, None) if is_expected else (logging.ERROR, error)
                 log.log(level, "reconcile failed", extra=told, exc_info=trace)
                 await asyncio.sleep(wait_s)

@@ -1,0 +1,67 @@
+"""Operators as processes beside the node, with nobody else's operator in their way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from cluster.testnode.cluster import Cluster
+from cluster.testnode.operator_process import OperatorProcess
+
+ROOT = Path(__file__).resolve().parents[3]
+CRD = ROOT / "crds/inferenceservices.sluice.dev.yaml"
+INSTALLED = "app.kubernetes.io/part-of=sluice"
+
+Start = Callable[..., OperatorProcess]
+
+
+@pytest.fixture(scope="session")
+def definition(node: Cluster) -> Cluster:
+    """The node with our definition, and no installed operator that would act beside the test's own."""
+    node.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    node.kubectl("wait", "crd/inferenceservices.sluice.dev", "--for=condition=Established", "--timeout=60s")
+    return node
+
+
+@pytest.fixture
+def alone(definition: Cluster) -> Iterator[Cluster]:
+    """The time without an installed operator."""
+    installed = definition.list("deployments", selector=INSTALLED)
+    places = [(one["metadata"]["namespace"], one["metadata"]["name"], one["spec"]["replicas"]) for one in installed]
+    for namespace, name, _ in places:
+        definition.kubectl("-n", namespace, "scale", "deployment", name, "--replicas=0")
+        definition.kubectl("-n", namespace, "wait", "pods", "-l", INSTALLED, "--for=delete", "--timeout=60s")
+    try:
+        yield definition
+    finally:
+        for namespace, name, replicas in places:
+            definition.kubectl("-n", namespace, "scale", "deployment", name, f"--replicas={replicas}")
+            definition.kubectl("-n", namespace, "rollout", "status", "deployment", name, "--timeout=120s")
+
+
+@pytest.fixture
+def start(alone: Cluster, namespace: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts operators of the test's namespace; those that still run at its end are ended."""
+    running: list[OperatorProcess] = []
+
+    def started(name: str, environment: Mapping[str, str] | None = None) -> OperatorProcess:
+        settings = {"SLUICE_WATCH_NAMESPACES": namespace, "SLUICE_LEASE": f"{namespace}/sluice-operator"}
+        settings |= {"SLUICE_IDENTITY": name, **(environment or {})}
+        running.append(OperatorProcess(tmp_path / f"{name}-{len(running)}.log", settings))
+        return running[-1]
+
+    yield started
+    for one in running:
+        if one.process.poll() is None:
+            one.kill()
+        print(f"-- {one.log.name}\n{one.log.read_text()[-4000:]}")
+
+
+def idle_service(name: str, **spec: object) -> str:
+    """The manifest of a service that wants no pod."""
+    written = {"model": {"source": {"image": {"path": "/models/tiny"}}}, "replicas": 0, **spec}
+    body = {"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}}
+    return json.dumps({**body, "spec": written})
