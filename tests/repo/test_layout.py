@@ -19,7 +19,7 @@ PURE_STDLIB = {
     "statistics", "string", "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
-    "sluice_engine.hub_files",
+    "sluice_engine.hub_files", "sluice_operator.foreign",
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.admission", "sluice_sidecar.bounds",
     "sluice_sidecar.deadlines", "sluice_sidecar.capacity", "sluice_sidecar.waiting", "sluice_sidecar.retries",

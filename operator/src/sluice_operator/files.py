@@ -7,8 +7,11 @@ contents; only `Paths` differ. Pure. Next: `pod_template.py`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+from sluice_engine import codec
 from sluice_engine.config import EngineConfig, LiveConfig, ModelConfig, ModelSource
+from sluice_operator.foreign.runtime import PORT, gate_kind, is_foreign
 from sluice_operator.spec import ServiceSpec
 from sluice_sidecar.config import GateConfig
 
@@ -26,6 +29,8 @@ class Paths:
     cache_dir: str = "/var/cache/sluice"
     hub_dir: str = "/var/lib/sluice/hub"
     termination_log: str = "/dev/termination-log"
+    engine_port: int = PORT
+    """Of another engine than our own, on the loopback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,13 @@ class Files:
     engine: EngineConfig
     gate: GateConfig
     live: LiveConfig
+    has_own_engine: bool
+    """Whether anybody reads `engine.json`: other engines are told by their flags."""
+
+    def at_start(self) -> dict[str, str]:
+        """What the programs are started with: file name to content."""
+        engine = {"engine.json": codec.to_json(self.engine)} if self.has_own_engine else {}
+        return {**engine, "gate.json": codec.to_json(self.gate)}
 
 
 def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
@@ -55,6 +67,7 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
         gate=GateConfig(
             served_name=spec.model.served_name,
             engine_socket=socket,
+            **_foreign_engine(spec, paths.engine_port),
             live_path=live_path,
             run_dir=paths.run_dir,
             drain_timeout_us=spec.drain_timeout_us,
@@ -64,7 +77,21 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
             endpoint_propagation_us=ENDPOINT_PROPAGATION_S * 1_000_000,
         ),
         live=spec.live,
+        has_own_engine=not is_foreign(spec),
     )
+
+
+def _foreign_engine(spec: ServiceSpec, port: int) -> dict[str, Any]:
+    """What the gate is told of another engine."""
+    if not is_foreign(spec):
+        return {}
+    return {
+        "engine": gate_kind(spec),
+        "engine_url": f"http://127.0.0.1:{port}",
+        "engine_max_sequences": spec.scheduling.max_sequences,
+        "engine_chunk_tokens": spec.live.scheduling.prefill_chunk_tokens or spec.scheduling.token_budget,
+        "engine_priorities": spec.scheduling.policy == "Priority",
+    }
 
 
 def _with_hub_at(model: ModelConfig, folder: str) -> ModelConfig:

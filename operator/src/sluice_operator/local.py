@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import aiohttp
 from sluice_engine import codec
 from sluice_operator.errors import PodFailed
 from sluice_operator.files import Paths, arguments, files
+from sluice_operator.foreign.runtime import command, is_foreign, local_environment
 from sluice_operator.gates import GateClient
 from sluice_operator.loading import loading_text
 from sluice_operator.local_environment import environment
@@ -172,6 +174,7 @@ class LocalPod:
             cache_dir=str(self._cache_dir),
             hub_dir=_hub_cache(),
             termination_log=str(self._folder / "termination-log"),
+            engine_port=_free_port(),
         )
         contents = files(self.spec, self._paths)
         # No endpoints have to forget a local gate.
@@ -182,14 +185,10 @@ class LocalPod:
         (folders["config"] / "gate.json").write_text(codec.to_json(gate), encoding="utf-8")
         (folders["live"] / "live.json").write_text(codec.to_json(contents.live), encoding="utf-8")
         self._session = aiohttp.ClientSession()
-        for program, module in (("gate", "sluice_sidecar"), ("engine", "sluice_engine")):
+        for program in ("gate", "engine"):
             with self.log_path(program).open("wb") as log:
                 self._processes[program] = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    module,
-                    *arguments(program, self._paths),
+                    *self._command(program),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -198,8 +197,16 @@ class LocalPod:
                     start_new_session=True,
                 )
 
+    def _command(self, program: str) -> list[str]:
+        if program == "engine" and is_foreign(self.spec):
+            return command(self.spec, self._paths.engine_port)
+        module = {"gate": "sluice_sidecar", "engine": "sluice_engine"}[program]
+        return [sys.executable, "-P", "-m", module, *arguments(program, self._paths)]
+
     def _environment(self, program: str) -> dict[str, str]:
-        return environment(self.spec) if program == "engine" else {}
+        if program == "gate":
+            return {}
+        return {**(local_environment(self.spec) if is_foreign(self.spec) else {}), **environment(self.spec)}
 
     def _read_address(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -248,6 +255,13 @@ class LocalPod:
         process.terminate()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), _END_S)
+
+
+def _free_port() -> int:
+    """A port of the loopback that was free a moment ago: another engine cannot be asked which one it took."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _told(line: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_operator.files import ENDPOINT_PROPAGATION_S, Paths, arguments
+from sluice_operator.foreign.runtime import command, environment, is_foreign
 from sluice_operator.labels import COST_BASIS_ANNOTATION, cost_basis, labels, selector
 from sluice_operator.model_source import model_environment, model_mounts, model_volumes
 from sluice_operator.spec import ServiceSpec
@@ -115,7 +116,8 @@ def _is_cache(mount: Mapping[str, Any]) -> bool:
 
 def _engine_container(spec: ServiceSpec, images: Images, *, own_cache: bool) -> Object:
     extra = spec.pod_template.get("engine", {})
-    env: list[Object] = [{"name": "HOME", "value": "/tmp"}]  # noqa: S108  # the pod's own emptyDir
+    own_home: Object = {"name": "HOME", "value": "/tmp"}  # noqa: S108  # the pod's own emptyDir
+    env = environment(spec, Paths().cache_dir) if is_foreign(spec) else [own_home]
     if spec.accelerator_count == 0:
         # A container sees all of the node's cores; compute threads beyond its limit only throttle each other.
         limit = {"containerName": "engine", "resource": "limits.cpu", "divisor": "1"}
@@ -126,7 +128,8 @@ def _engine_container(spec: ServiceSpec, images: Images, *, own_cache: bool) -> 
         "name": "engine",
         "image": spec.image or images.engine,
         "imagePullPolicy": spec.image_pull_policy,
-        "args": arguments("engine", Paths()),
+        # Another engine's image may begin with anything: the command line is ours, whole.
+        **({"command": _literally(command(spec))} if is_foreign(spec) else {"args": arguments("engine", Paths())}),
         "env": [variable for variable in env if variable["name"] not in own] + list(extra.get("env", ())),
         "resources": _resources(spec),
         "securityContext": _container_security(),
@@ -228,6 +231,11 @@ def _probe(path: str, port: int, *, period_s: int, failures: int, grace_s: int |
     if grace_s is not None:
         probe["terminationGracePeriodSeconds"] = grace_s
     return probe
+
+
+def _literally(words: list[str]) -> list[str]:
+    """A command as it is written: Kubernetes would put a variable in place of `$(NAME)`."""
+    return [word.replace("$", "$$") for word in words]
 
 
 def _shell(script: str) -> Object:

@@ -27,9 +27,7 @@ def objects(
     """All objects of the service, in the order in which they are applied. `otlp_endpoint`: where gates send spans."""
     paths = Paths()
     contents = files(spec, paths, otlp_endpoint)
-    config = _config_map(
-        spec, {"engine.json": codec.to_json(contents.engine), "gate.json": codec.to_json(contents.gate)}
-    )
+    config = _config_map(spec, contents.at_start())
     live = _live_map(spec, {"live.json": codec.to_json(contents.live)})
     rendered = [config, live, _service(spec), _deployment(spec, images, config, live)]
     if "serviceAccountName" not in spec.pod_template:

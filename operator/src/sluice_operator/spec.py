@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sluice_engine.config import (
     AdmissionConfig,
@@ -23,11 +23,13 @@ from sluice_engine.config import (
 )
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
+from sluice_operator.foreign import runtime
 from sluice_operator.model_source import HubAccess, parse_access, parse_source
 from sluice_operator.units import parse_duration_us, parse_quantity_bytes
 from sluice_sidecar.callers.trust import is_network
 
 Json = Mapping[str, Any]
+RuntimeType = Literal["Sluice", "VLLM", "SGLang"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class ServiceSpec:
     generation: int
     model: ModelConfig
     hub: HubAccess
+    runtime: RuntimeType
     image: str | None
     """The engine's image; None: the operator's default."""
     image_pull_policy: str
@@ -70,15 +73,18 @@ def parse(body: Json) -> ServiceSpec:
     """The spec of a resource.
 
     Raises:
-        InvalidSpec: a field is missing (the CRD is another version's) or breaks a rule of engine or gate.
+        InvalidSpec: a field is missing (the CRD is another version's), breaks a rule of engine or gate, or is more than
+            another engine can do.
     """
     try:
-        return _parse(body)
+        spec = _parse(body)
     except KeyError as error:
         problem = "is missing: does the CRD in the cluster belong to this version of the operator?"
         raise InvalidSpec(f"spec: {error.args[0]}", problem) from error
     except InvalidConfig as error:
         raise InvalidSpec(f"spec: {error.field}", error.problem) from error
+    runtime.check(spec)
+    return spec
 
 
 def _parse(body: Json) -> ServiceSpec:
@@ -103,6 +109,7 @@ def _parse(body: Json) -> ServiceSpec:
             max_length_tokens=model.get("maxLengthTokens"),
         ),
         hub=parse_access(model["source"]),
+        runtime=spec["runtime"]["type"],
         image=spec["runtime"].get("image"),
         image_pull_policy=spec["runtime"]["imagePullPolicy"],
         replicas=spec["replicas"],

@@ -10,7 +10,7 @@ from cluster.service.space import EXAMPLES, Space, example
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("name", ["minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face"])
+@pytest.mark.parametrize("name", ["minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face", "vllm", "sglang"])
 def test_the_api_server_takes_a_good_example(space: Space, name: str) -> None:
     manifest = example(name)
     manifest["metadata"].pop("namespace", None)

@@ -21,6 +21,7 @@ from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
+from sluice_operator.foreign.runtime import is_foreign
 from sluice_operator.spec import ServiceSpec
 
 # What is not known before a model is loaded: as much as never binds, so that only the promise does.
@@ -73,6 +74,8 @@ class Verdict:
     time_to_first_token_us: int
     reference_prompt_tokens: int
     is_enforced: bool
+    derives: bool
+    """Whether the engine derives its chunk from the promise; another one has to be told."""
     chunked: Chunked | None
     """What chunking a long prompt costs; None where no such step was measured."""
 
@@ -187,6 +190,7 @@ def _verdict(  # what it is made of
         time_to_first_token_us=slo.time_to_first_token_us,
         reference_prompt_tokens=slo.reference_prompt_tokens,
         is_enforced=slo.enforcement == "Enforce",
+        derives=not is_foreign(spec),
         chunked=_chunked(times, chunk, slo.reference_prompt_tokens),
     )
 
@@ -228,6 +232,11 @@ def explain(verdict: Verdict) -> list[str]:
         tell("", f"at the end of a prompt of {prompt:,} tokens; nearer to its start more fits into a step")
     takes = f"such a step takes {_ms(verdict.chunk_step_us)}"
     tell("chunk", f"{verdict.prefill_chunk_tokens:,} tokens ({what}); {takes}")
+    if not verdict.derives and not verdict.chunk_is_set:
+        tell(
+            "",
+            "which this runtime.type does not derive: set scheduling.prefillChunkTokens to it, or it does as it likes",
+        )
     if (long := verdict.chunked) is not None:
         tell("chunking", f"a prompt of {long.prompt_tokens:,} tokens takes {_ms(long.whole_us)} alone in one step,")
         tell("", f"{_ms(long.alone_us)} in {long.chunks:,} chunks, {_ms(long.beside_us)} in chunks beside a decode")

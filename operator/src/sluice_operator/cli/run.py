@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import shutil
 import signal
 import socket
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import click
 
 from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest, InvalidSettings
+from sluice_operator.foreign.runtime import command, is_foreign
 from sluice_operator.local import LocalPod
 from sluice_operator.local_environment import refusals, with_model, without_meaning
 from sluice_operator.spec import ServiceSpec
@@ -57,7 +59,7 @@ def run(file: str, port: int, admin_port: int, model: str | None, *, as_json: bo
     if len(specs) > 1:
         raise InvalidManifest(file, [f"holds {len(specs)} InferenceServices: one can be run at a time"])
     spec = specs[0] if model is None else with_model(specs[0], str(Path(model).absolute()))
-    if missing := refusals(spec):
+    if missing := [*refusals(spec), *_missing_program(spec)]:
         for problem in missing:
             click.echo(f"sluice: {' '.join(f'{file}: {spec.name}: {problem}'.split())}", err=True)
         return 2
@@ -65,6 +67,18 @@ def run(file: str, port: int, admin_port: int, model: str | None, *, as_json: bo
     if fields := without_meaning(spec):
         click.echo(f"{spec.name}: one engine and one gate run here; of no effect: {', '.join(fields)}", err=True)
     return asyncio.run(_serve(LocalPod(spec, port=port, admin_port=admin_port), as_json=as_json))
+
+
+def _missing_program(spec: ServiceSpec) -> list[str]:
+    """Why another engine cannot be started here; empty where it can, or where the engine is our own."""
+    if not is_foreign(spec):
+        return []
+    if spec.runtime == "SGLang":
+        return ["spec.runtime.type: SGLang is not started by this command: start it, and a gate before it, by hand"]
+    program = command(spec)[0]
+    if shutil.which(program):
+        return []
+    return [f"spec.runtime.type: the program {program} is not on the PATH: install vLLM, or leave runtime out"]
 
 
 def _require_free(ports: Mapping[str, int]) -> None:
