@@ -22,7 +22,17 @@ def crd_page(crd: dict[str, Any]) -> str:
         f"""\
 `kubectl get {crd["metadata"]["name"]}`, or `kubectl get {names["shortNames"][0]}` for short; `kubectl explain
 {names["plural"]}.spec --recursive` says the same in a terminal. Examples are in [crds/examples](../crds/examples). An
-unknown field is refused.""",
+unknown field is refused.
+
+[crds/inferenceservice.schema.json](../crds/inferenceservice.schema.json) is the same for editors. With the YAML
+language server (VS Code, Neovim, …) it gives completion and red lines once this comment stands at the top of a
+manifest, with the path or URL of the file:
+
+```yaml
+# yaml-language-server: $schema=../inferenceservice.schema.json
+```
+
+Cross-checks are not in it: `sluice check FILE` and the API server tell those.""",
     ]
     if schema.get("description"):
         parts.append(flat(schema["description"]))

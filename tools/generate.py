@@ -1,4 +1,5 @@
-"""Every file that is written from another one: the chart's copies, its README, the CRD's reference, the examples.
+"""Every file that is written from another one: the chart's copies, its README, the CRD's reference and its
+schema for editors, the examples.
 
 Owns the list of those files (`outputs`) and nothing else: the CRD in crds/, the chart's values.yaml and its schema are
 the sources. `python tools/generate.py` writes what changed and names it; with `--check` it writes nothing, and ends
@@ -17,11 +18,13 @@ import yaml
 from chart_page import chart_page
 from chart_schema import described
 from crd_page import crd_page
+from editor_schema import editor_schema
 from worked_example import PAGE, worked_example
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = Path("charts/sluice")
 CRD = Path("crds/inferenceservices.sluice.dev.yaml")
+EDITOR_SCHEMA = Path("crds/inferenceservice.schema.json")
 FIRST_EXAMPLE = Path("crds/examples/demo-cpu.yaml")
 
 
@@ -40,6 +43,7 @@ def outputs(root: Path) -> dict[Path, str]:
         ),
         CHART / "values.schema.json": described(schema, values),
         Path("docs/crd.md"): crd_page(yaml.safe_load(crd)),
+        EDITOR_SCHEMA: editor_schema(yaml.safe_load(crd)),
         PAGE: worked_example(),
     }
 

@@ -27,6 +27,7 @@ SELF = {"a": 7, "text": "abc", "list": [1, 2], "nested": {"b": "x"}, "wait": "15
         pytest.param("duration(self.wait).getMilliseconds() * 1000", 1_500_000, id="durations as milliseconds"),
         pytest.param("self.list.all(x, x > 0)", True, id="all"),
         pytest.param("self.list.all(x, x > 1)", False, id="not all"),
+        pytest.param("self.list.exists(x, x == 2) && !self.list.exists(x, x == 3)", True, id="exists"),
         pytest.param("self.missing == 1 || true", True, id="a decisive right side outweighs a failed left one"),
         pytest.param("self.missing == 1 && false", False, id="also for a conjunction"),
         pytest.param(r"'it\'s'", "it's", id="escaped quotes"),
@@ -55,7 +56,18 @@ def test_it_fails_on_the_value(source: str) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["self.", "self.a ==", "(self.a", "self.a self.a", "self.a ? 1 : 2", "self.exists(x, x)", "now()", "'open"],
+    [
+        "self.",
+        "self.a ==",
+        "(self.a",
+        "self.a self.a",
+        "self.a ? 1 : 2",
+        "self.map(x, x)",
+        "[1",
+        "[1][",
+        "now()",
+        "'open",
+    ],
 )
 def test_what_is_outside_the_supported_part_is_no_rule(source: str) -> None:
     with pytest.raises(CelError):

@@ -230,6 +230,27 @@ def test_a_budget_leaves_room_for_prefill(budget: int, requests: int, *, is_refu
     assert bool(found) is is_refused
 
 
+@pytest.mark.parametrize(
+    ("ceilings", "is_refused"),
+    [
+        pytest.param({"standard": 90, "batch": 75}, False, id="the usual ones"),
+        pytest.param({"batch": 90}, False, id="as much as the usual one of the next more urgent"),
+        pytest.param({"batch": 91}, True, id="more than the usual one of the next more urgent"),
+        pytest.param({"interactive": 50}, False, id="a lower one: the less urgent follow it"),
+        pytest.param({"interactive": 50, "standard": 60}, True, id="more than a named one"),
+        pytest.param({"standard": 99, "interactive": 99, "critical": 99}, False, id="all raised alike"),
+        pytest.param({"background": 100, "critical": 100}, True, id="more than those between"),
+    ],
+)
+def test_no_class_fills_more_than_a_more_urgent_one(ceilings: dict[str, int], *, is_refused: bool) -> None:
+    classes = [{"name": name, "ceilingPercent": percent} for name, percent in ceilings.items()]
+    document = {**scene.body(), "spec": {**scene.MINIMAL_SPEC, "admission": {"classes": classes}}}
+
+    found = schema.problems(SCHEMA, schema.with_defaults(SCHEMA, document))
+
+    assert bool(found) is is_refused
+
+
 def test_before_anything_is_measured_every_chunk_is_accepted() -> None:
     assert problems(slo(None), slo(8192), cost=None) == []
 

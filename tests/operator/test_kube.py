@@ -122,6 +122,18 @@ async def test_a_refusal_carries_the_servers_own_words(api: Api) -> None:
     assert (refused.value.status, refused.value.reason) == (422, "Invalid")
 
 
+async def test_an_object_that_is_not_of_its_type_is_a_refusal_for_good(api: Api) -> None:
+    text = "failed to create typed patch object (llm/chat; apps/v1, Kind=Deployment): .spec.x: expected map, got &{7}"
+    item = scene.deployment()
+    item["metadata"]["namespace"] = "llm"
+    api.recorder.answers["PATCH /apis/apps/v1/namespaces/llm/deployments/chat"] = refusal(500, "InternalError", text)
+
+    with pytest.raises(ApiRefused) as refused:
+        await api.kube.apply(item)
+
+    assert (refused.value.status, refused.value.message) == (422, text)
+
+
 async def test_a_namespace_that_ends_is_told_apart(api: Api) -> None:
     status = {"reason": "Forbidden", "message": "no", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
     answer = web.json_response(status, status=403)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -259,6 +261,26 @@ async def test_what_nobody_expected_is_tried_again_and_claims_nothing(
     assert world.count("sluice_operator_reconciles_total", outcome="failed") == 2
 
 
+async def test_a_reconcile_that_fails_again_and_again_is_told_until_it_works(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reconcile, "_BACKOFF_S", (0,))
+    broken = ApiRefused(500, "InternalError", "failed calling webhook x.y: no route to host")
+    world.cluster.unexpected = [broken] * 3
+    world.reconciler.see(scene.body())
+
+    async with asyncio.timeout(10):
+        while len(world.cluster.statuses) < 2:
+            world.cluster.told.clear()
+            await world.cluster.told.wait()
+
+    first, last = world.cluster.statuses[:2]
+    assert first["failure"]["reason"] == "NotApplied"
+    assert "no route to host" in first["failure"]["message"]
+    assert condition(first, "Ready")["status"] == "False"
+    assert "failure" not in last
+
+
 async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World) -> None:
     service = world.service()
     service.wake.clear()
@@ -314,6 +336,49 @@ async def test_a_spec_that_cannot_be_understood_changes_nothing(world: World) ->
 
     assert written == ["status", "event"]
     assert world.cluster.statuses[-1]["failure"]["reason"] == "InvalidSpec"
+
+
+async def test_a_value_that_only_a_newer_version_allows_is_named_in_the_status(world: World) -> None:
+    service = world.service()
+    service.body["spec"]["accelerator"]["count"] = 2
+
+    assert await world.look(service) == ["status", "event"]
+    failure = world.cluster.statuses[-1]["failure"]
+    assert failure["reason"] == "InvalidSpec"
+    assert "accelerator_count: must be 0 (CPU) or 1" in failure["message"]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap"])
+async def test_an_object_of_somebody_else_is_left_alone_and_named(world: World, kind: str) -> None:
+    name = {"ConfigMap": "chat-live"}.get(kind, "chat")
+    theirs = {"kind": kind, "metadata": {"name": name, "uid": "theirs", "resourceVersion": "1"}, "spec": {"theirs": 1}}
+    world.cluster.objects[kind, name] = copy.deepcopy(theirs)
+    service = world.service()
+
+    await world.look(service)
+
+    assert world.cluster.objects[kind, name] == theirs
+    failure = world.cluster.statuses[-1]["failure"]
+    assert failure["reason"] == "NameTaken"
+    assert f"{kind} {name} exists and belongs to something else" in failure["message"]
+    del world.cluster.objects[kind, name]
+    await world.look(service)
+    assert "failure" not in world.cluster.statuses[-1]
+
+
+async def test_unicode_arrives_as_it_was_written(world: World) -> None:
+    name = "größe-模型-🦙"
+    service = world.service(scene.body({"model": {"servedName": name, **scene.MINIMAL_SPEC["model"]}}))
+
+    await world.look(service)
+
+    assert world.cluster.statuses[-1]["model"] == name
+    config = [
+        item
+        for (kind, _), item in world.cluster.objects.items()
+        if kind == "ConfigMap" and "config" in item["metadata"]["name"]
+    ]
+    assert json.loads(config[0]["data"]["engine.json"])["model"]["served_name"] == name
 
 
 async def test_a_resource_on_its_way_out_is_not_touched(world: World) -> None:

@@ -1,8 +1,8 @@
 """The part of the Common Expression Language that the CRD's rules use, to check them without an API server.
 
 Owns parsing and evaluating one expression over plain JSON values. Knows nothing of schemas: `schema.py` says which rule
-is evaluated on which value. Supported: literals, `.field`, `has()`, `==` and the like, `&&`, `||`, `!`, `+ - * /`, and
-the functions in `_METHODS` and `_FUNCTIONS`. Source: the language definition at cel.dev.
+is evaluated on which value. Supported: literals, `.field`, `has()`, `all` and `exists`, `==` and the like, `&&`, `||`,
+`!`, `+ - * /`, and the functions in `_METHODS` and `_FUNCTIONS`. Source: the language definition at cel.dev.
 """
 
 from __future__ import annotations
@@ -151,15 +151,11 @@ class _Parser:
             self.expect(")")
             return node
         self.position += 1
-        if kind == "number":
-            return lambda _: int(text)
-        if kind == "string":
-            value = re.sub(r"\\(.)", r"\1", text[1:-1])
+        if kind in {"number", "string"} or text in {"true", "false"}:
+            value = _literal(kind, text)
             return lambda _: value
         if kind != "name":
             raise CelError(f"unexpected {text!r} in {self.source!r}")
-        if text in {"true", "false"}:
-            return lambda _: text == "true"
         if self.take("("):
             return self.call(text)
         return lambda names: _select(names, text)
@@ -181,12 +177,13 @@ class _Parser:
         return node
 
     def method(self, target: Node, name: str) -> Node:
-        if name == "all":
+        if name in {"all", "exists"}:
+            quantifier = all if name == "all" else any
             variable = self.name()
             self.expect(",")
             body = self.either()
             self.expect(")")
-            return lambda names: all(_boolean(body({**names, variable: item})) for item in target(names))
+            return lambda names: quantifier(_boolean(body({**names, variable: item})) for item in target(names))
         method = _METHODS.get(name)
         if method is None:
             raise CelError(f"unknown function {name!r} in {self.source!r}")
@@ -195,6 +192,12 @@ class _Parser:
         argument = self.either()
         self.expect(")")
         return lambda names: _guarded(method, target(names), argument(names))
+
+
+def _literal(kind: str, text: str) -> int | str | bool:
+    if kind == "number":
+        return int(text)
+    return re.sub(r"\\(.)", r"\1", text[1:-1]) if kind == "string" else text == "true"
 
 
 def _field(node: Node, name: str) -> Node:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_operator import status
-from sluice_operator.failures import Failure
+from sluice_operator.failures import Failure, failure
 from sluice_operator.plan import Key
 
 REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
@@ -51,13 +51,13 @@ def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[st
     def add(kind: str, reason: str, message: str) -> None:
         events.setdefault(reason, (kind, reason, message))
 
-    failure, before = new.get("failure"), old.get("failure", {})
-    if failure and (failure["reason"], failure.get("pod")) != (before.get("reason"), before.get("pod")):
-        add("Warning", failure["reason"], failure["message"])
+    found, before = new.get("failure"), old.get("failure", {})
+    if found and (found["reason"], found.get("pod")) != (before.get("reason"), before.get("pod")):
+        add("Warning", found["reason"], found["message"])
     ready, was = (status.condition(one, "Ready") for one in (new, old))
     if ready.get("status") == "True" and was.get("status") != "True":
         add("Normal", "Ready" if ready["reason"] == "Serving" else ready["reason"], ready["message"])
-    elif ready.get("status") == "False" and was.get("status") == "True" and not failure:
+    elif ready.get("status") == "False" and was.get("status") == "True" and not found:
         add("Warning", ready["reason"], ready["message"])
     for name in ("SLOFeasible", "SLOMet"):
         claim, was = (status.condition(one, name) for one in (new, old))
@@ -66,6 +66,11 @@ def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[st
         elif claim.get("status") == "True" and was.get("status") == "False":
             add("Normal", claim["reason"], claim["message"])
     return list(events.values())
+
+
+def not_applied(error: Exception) -> Failure:
+    """The failure of a reconcile that the API server, or something behind it, does not let through again and again."""
+    return failure("NotApplied", f"what is wanted cannot be applied now: {str(error) or type(error).__name__}")
 
 
 def name_taken(foreign: Sequence[Key]) -> Failure | None:

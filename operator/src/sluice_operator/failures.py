@@ -53,6 +53,7 @@ HINTS = {
     "PolicyRefused": "Change what the policy names, most likely in podTemplate, or have the policy let it pass.",
     "ServiceAccountMissing": "Create the ServiceAccount that podTemplate.serviceAccountName names.",
     "PodsRefused": "Change what the message names: a limit range, a class, or a field of the spec.",
+    "NotApplied": "The operator tries again by itself; the message names what is in its way, such as a webhook.",
     "PodFailed": "See `kubectl describe pod` for what ended it.",
     "NodeRefused": "The node had no room after all; another pod is made. If it repeats, restart its device plugin.",
     "NodeUnreachable": "See `kubectl get nodes`; after five minutes Kubernetes makes the pod anew elsewhere.",

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=1
 # Of the pods whose status says too little, so many are asked after.
 _MOST_EXPLAINED = 3
 _GONE = 410
+_UNPROCESSABLE = 422
+_NOT_TYPED = "failed to create typed patch object"
 _NOT_FOUND = 404
 
 
@@ -260,7 +263,8 @@ class Kube:
     ) -> aiohttp.ClientResponse:
         headers = {"Accept": "application/json"}
         if method == "PATCH":
-            headers["Content-Type"] = "application/apply-patch+yaml"
+            # With its parameter, the client sends the text as it is.
+            headers["Content-Type"], body = "application/apply-patch+yaml; charset=utf-8", _yaml(body)
         request = await self._client.param_serialize(
             method, path, query_params=list(query), header_params=headers, body=body, auth_settings=["BearerToken"]
         )
@@ -281,6 +285,16 @@ def _path(kind: str, namespace: str, name: str = "") -> str:
     return f"{found.prefix}{scope}/{found.plural}" + (f"/{name}" if name else "")
 
 
+def _yaml(item: object) -> str:
+    """An object as JSON that is YAML as well, which is how the server reads what is applied.
+
+    YAML knows no pair of escapes for one character, as JSON writes an emoji; and it takes these for line breaks, or not
+    at all, where they are not escaped.
+    """
+    text = json.dumps(item, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
 def _with_kind(kind: str, page: Object, item: Object) -> Object:
     # Items of a list come without their kind.
     return {"apiVersion": page["apiVersion"], "kind": kind, **item}
@@ -296,4 +310,7 @@ def _refused(status: int, content: bytes) -> ApiRefused:
     causes = (answer.get("details") or {}).get("causes") or ()
     if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
         return NamespaceEnds(status, answer.get("reason", ""), message)
+    if message.startswith(_NOT_TYPED):
+        # The server calls it an error of its own (500), and yet no repetition helps: the object is not of its type.
+        return ApiRefused(_UNPROCESSABLE, "Invalid", message)
     return ApiRefused(status, answer.get("reason", ""), message)

@@ -20,7 +20,16 @@ from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator import pods, rollout, status
 from sluice_operator import spec as specs
-from sluice_operator.changes import REFUSED_HINT, Series, is_available, is_settled, name_taken, tell, transitions
+from sluice_operator.changes import (
+    REFUSED_HINT,
+    Series,
+    is_available,
+    is_settled,
+    name_taken,
+    not_applied,
+    tell,
+    transitions,
+)
 from sluice_operator.cluster import Cluster, Gates
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds
@@ -37,6 +46,8 @@ log = logging.getLogger(__name__)
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.2
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
+# A reconcile that failed so many times in a row is told in the status; fewer are hiccups.
+_TOLD_AFTER = 3
 # No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
 _OBSTACLE_S = 15.0
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
@@ -179,6 +190,10 @@ class Reconciler:
                 is_expected = isinstance(error, (ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError))
                 level, trace = (logging.WARNING, None) if is_expected else (logging.ERROR, error)
                 log.log(level, "reconcile failed", extra=told, exc_info=trace)
+                if failures >= _TOLD_AFTER and not isinstance(error, LeaseLost):
+                    service.problem = not_applied(error)
+                    with contextlib.suppress(ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError):
+                        await self._tell(service)
                 await asyncio.sleep(wait_s)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -206,12 +221,13 @@ class Reconciler:
         service.observed = await self._cluster.observe(namespace, name, self._observable())
         try:
             service.spec = specs.parse(body)
+            with specs.understood():
+                surroundings = replace(self._settings.surroundings, kinds=self.kinds)
+                spec = replace(service.spec, strategy=self._way(service, service.spec))
+                desired = objects(spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
-        surroundings = replace(self._settings.surroundings, kinds=self.kinds)
-        spec = replace(service.spec, strategy=self._way(service, service.spec))
-        desired = objects(spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
         todo = plans.plan(desired, uid, service.observed, service.applied)
         service.problem = await self._carry_out(service, todo)
 

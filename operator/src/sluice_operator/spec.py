@@ -6,7 +6,8 @@ is theirs, so that `render.py` only has to put them into files. Pure. Next: `ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,21 +70,36 @@ class ServiceSpec:
     """The parts of the spec that decide what a step costs: model, runtime, accelerator, resources."""
 
 
-def parse(body: Json) -> ServiceSpec:
-    """The spec of a resource.
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """Whatever goes wrong inside is a spec that is not understood.
 
     Raises:
-        InvalidSpec: a field is missing (the CRD is another version's), breaks a rule of engine or gate, or is more than
-            another engine can do.
+        InvalidSpec: a field is missing or of another type (the CRD is another version's), or breaks a rule of engine or
+            gate.
     """
     try:
-        spec = _parse(body)
+        yield
     except KeyError as error:
         problem = "is missing: does the CRD in the cluster belong to this version of the operator?"
         raise InvalidSpec(f"spec: {error.args[0]}", problem) from error
     except InvalidConfig as error:
         raise InvalidSpec(f"spec: {error.field}", error.problem) from error
-    runtime.check(spec)
+    except (TypeError, AttributeError, ValueError) as error:
+        problem = f"a value is not of the type that this operator knows ({error})"
+        raise InvalidSpec("spec", f"{problem}: does the CRD in the cluster belong to this version?") from error
+
+
+def parse(body: Json) -> ServiceSpec:
+    """The spec of a resource.
+
+    Raises:
+        InvalidSpec: a field is missing or of another type, or breaks a rule of engine or gate, or is more than
+            another engine can do.
+    """
+    with understood():
+        spec = _parse(body)
+        runtime.check(spec)
     return spec
 
 

@@ -69,7 +69,7 @@ def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str
     dated = []
     for kind, claim in claims.items():
         old = before.get(kind)
-        unchanged = old is not None and old["status"] == claim.status
+        since = old.get("lastTransitionTime") if old is not None and old.get("status") == claim.status else None
         dated.append(
             {
                 "type": kind,
@@ -77,7 +77,7 @@ def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str
                 "observedGeneration": generation,
                 "reason": claim.reason,
                 "message": claim.message[:_MESSAGE_LIMIT],
-                "lastTransitionTime": old["lastTransitionTime"] if old is not None and unchanged else now,
+                "lastTransitionTime": since or now,
             }
         )
     return dated

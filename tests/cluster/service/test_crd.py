@@ -62,15 +62,41 @@ def test_the_measured_cost_lets_everything_else_pass(space: Space) -> None:
     assert REFUSED in space.refusal(service(9000, "1ms"))
 
 
-def test_a_malformed_duration_is_told_once(space: Space) -> None:
+# Every text with a pattern of its own that a rule reads too.
+MALFORMED: list[tuple[str, Object]] = [
+    ("slo.interTokenLatency", {"slo": {"interTokenLatency": "150"}}),
+    ("slo.timeToFirstToken", {"slo": {"timeToFirstToken": "soon"}}),
+    ("scheduling.agingInterval", {"scheduling": {"agingInterval": "1d"}}),
+    ("admission.maxWait", {"admission": {"maxWait": "-1s"}}),
+    ("rollout.drainTimeout", {"rollout": {"drainTimeout": "2m30"}}),
+    ("slo.targetPercent", {"slo": {"targetPercent": "100"}}),
+]
+
+
+def test_a_malformed_value_is_told_once_and_plainly(space: Space) -> None:
     space.apply(service(3000))
     measure(space)
 
-    refusal = space.refusal(service(3001, "150"))
+    for field, spec in MALFORMED:
+        refusal = space.refusal(service(3001, **spec))
 
-    assert "spec.slo.interTokenLatency in body should match" in refusal
-    assert REFUSED not in refusal
-    assert "must be more than 0" not in refusal
+        assert f"spec.{field}: Invalid value" in refusal, refusal
+        assert f"spec.{field} in body should match" in refusal, refusal
+        assert "<nil>" not in refusal, refusal
+        assert refusal.count("Invalid value") == 1, f"more than one message: {refusal}"
+
+
+def test_explain_reads_well(space: Space) -> None:
+    def explain(*words: str) -> str:
+        return " ".join(space.kubectl("explain", *words).split())
+
+    assert "A model, the latency promised for it, and the replicas that keep it." in explain("inferenceservices")
+    slo = explain("sluice.spec.slo")
+    assert "The promise. Chunk, token budget, batch and admission limits are derived from it." in slo
+    assert "Promised time between two tokens of one stream. Units h, m, s, ms." in slo
+    assert "enum: Enforce, Observe" in slo
+    # kubectl leaves this in for a field without a word about it.
+    assert "<no description>" not in explain("sluice.spec", "--recursive")
 
 
 def test_get_shows_the_columns(space: Space) -> None:

@@ -75,25 +75,49 @@ def test_drift_heals_and_what_is_deleted_comes_back(space: Space) -> None:
 
     space.kubectl("patch", "deployment", "drifting", "--type=merge", "-p", '{"spec":{"revisionHistoryLimit":9}}')
     space.kubectl("delete", "service", "drifting")
+    live = space.get("configmap", "drifting-live")["data"]
+    space.kubectl("patch", "configmap", "drifting-live", "--type=merge", "-p", '{"data":{"live.json":"{}"}}')
 
     space.wait_for("deployment/drifting", "jsonpath={.spec.revisionHistoryLimit}=2")
     space.kubectl("wait", "service/drifting", "--for=create", "--timeout=60s")
     assert space.get("service", "drifting")["metadata"]["uid"] != before
+    space.node.wait_for("the file as it was", lambda: space.get("configmap", "drifting-live")["data"] == live)
 
 
-def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space) -> None:
+@pytest.mark.parametrize("kind", ["service", "deployment"])
+def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space, kind: str) -> None:
+    pod = {"metadata": {"labels": {"app": "theirs"}}, "spec": {"containers": [{"name": "theirs", "image": "theirs"}]}}
     theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "taken"},
-        "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]},
-    }
-    space.apply(theirs)
+        "service": {"apiVersion": "v1", "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}},
+        "deployment": {
+            "apiVersion": "apps/v1",
+            "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "theirs"}}, "template": pod},
+        },
+    }[kind]
+    space.apply({**theirs, "kind": kind.capitalize(), "metadata": {"name": "taken"}})
+    before = space.get(kind, "taken")["spec"]
     space.apply({**space.tiny("taken"), "spec": {**space.tiny("taken")["spec"], "replicas": 0}})
 
     space.wait("taken", "jsonpath={.status.failure.reason}=NameTaken")
-    assert space.get("service", "taken")["spec"]["selector"] == {"app": "theirs"}
+    assert f"{kind.capitalize()} taken exists" in space.status("taken")["failure"]["message"]
+    assert space.condition("taken", "Stalled")["reason"] == "NameTaken"
+    assert space.get(kind, "taken")["spec"] == before
 
-    space.kubectl("delete", "service", "taken")
+    space.kubectl("delete", kind, "taken")
     space.wait_for(f"{KIND}/taken", "condition=Degraded=False")
-    assert space.get("service", "taken")["spec"]["selector"] == {"sluice.dev/inferenceservice": "taken"}
+    assert space.get(kind, "taken")["spec"] != before
+
+
+def test_a_namespace_that_is_deleted_takes_its_services_with_it_in_peace(space: Space, release: Release) -> None:
+    with space.node.namespace("ending") as name:
+        service = space.tiny("ending")
+        space.node.apply({**service, "spec": {**service["spec"], "replicas": 0}}, namespace=name)
+        ready = ["--for=condition=Degraded=False", "--timeout=120s"]
+        space.node.kubectl("-n", name, "wait", f"{KIND}/ending", *ready, timeout_s=150)
+
+        space.node.kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=150)
+
+        space.node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})  # for the fixture
+    logs = space.node.kubectl("-n", release.namespace, "logs", "deployment/sluice-operator", "--since=10m")
+    assert '"level": "error"' not in logs
+    assert f'"namespace": "{name}", "service": "ending", "error"' not in logs
