@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -15,7 +16,11 @@ from rich.console import Console
 from rich.live import Live
 
 from sluice_engine import codec
+from sluice_operator import diagnosis
+from sluice_operator.cli.where import in_cluster
 from sluice_operator.errors import InvalidSettings, Unreachable
+from sluice_operator.kubectl import Kubectl
+from sluice_operator.labels import SERVICE_LABEL
 from sluice_operator.records import source
 from sluice_operator.records.frame import frame
 from sluice_operator.records.steps import Step
@@ -27,6 +32,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 # Rows of a frame that are no requests.
 _OTHER_ROWS = 14
 _ONCE_REQUESTS = 20
+_IS_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 Show = Callable[[GateState, Step | None, str], None]
 
@@ -42,7 +48,7 @@ class _Seconds(click.FloatRange):
 
 
 @click.command()
-@click.argument("url", metavar="URL")
+@click.argument("where", metavar="URL|NAME")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--every",
@@ -53,21 +59,40 @@ class _Seconds(click.FloatRange):
     metavar="SECONDS",
     help="Time between two frames.",
 )
+@click.option("--pod", default="", metavar="POD", help="Which pod of NAME. Left out, the first that serves.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document a frame, one a line.")
-def top(url: str, every_s: float, *, once: bool, as_json: bool) -> int:
+@in_cluster
+def top(kubectl: Kubectl, where: str, every_s: float, pod: str, *, once: bool, as_json: bool) -> int:
     """Show what a pod does now, until Ctrl-C.
 
-    URL is a gate's admin port (9090).
+    URL is a gate's admin port (9090). NAME is an InferenceService, whose pod is reached through a forwarded port.
 
     Exit codes: 0 ended by Ctrl-C, or one frame shown; 1 the pod has gone; 2 wrong usage, or nobody answers.
     """
     console = Console()
     if not (once or as_json or console.is_terminal):
         raise InvalidSettings("standard output is no terminal: --once prints one frame, --json a document a line")
-    try:
-        return asyncio.run(_watch(source.base_url(url), every_s, console, once=once, as_json=as_json))
-    except KeyboardInterrupt:
-        return 0
+    with _address(kubectl, where, pod) as url:
+        try:
+            return asyncio.run(_watch(url, every_s, console, once=once, as_json=as_json))
+        except KeyboardInterrupt:
+            return 0
+
+
+def _address(kubectl: Kubectl, where: str, pod: str) -> AbstractContextManager[str]:
+    """The admin port that a URL names, or of a service's pod."""
+    if source.is_url(where) or not _IS_NAME.fullmatch(where):
+        return nullcontext(source.base_url(where))
+    pods = kubectl.list("pods", "-l", f"{SERVICE_LABEL}={where}")
+    running = [one for one in pods if one.get("status", {}).get("phase") == "Running"]
+    # Those that serve first.
+    running.sort(key=lambda one: (not diagnosis.is_ready(one), one["metadata"]["name"]))
+    names = [one["metadata"]["name"] for one in running]
+    if pod and pod not in names:
+        raise InvalidSettings(f"--pod {pod} is no running pod of {where}; there are {', '.join(names) or 'none'}")
+    if not names:
+        raise InvalidSettings(f"no pod of {where} runs: `kubectl sluice why {where}` says why")
+    return kubectl.forwarded(pod or names[0])
 
 
 async def _watch(url: str, every_s: float, console: Console, *, once: bool, as_json: bool) -> int:

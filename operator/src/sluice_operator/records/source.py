@@ -91,6 +91,20 @@ async def _fetched(url: str) -> Records:
     return records({**steps, "state": state, **(decisions or {})}, url)
 
 
+def state_of(url: str) -> GateState:
+    """The state of the gate whose admin port is at `url`.
+
+    Raises:
+        Unreachable: nobody answers, or it is no gate's admin port.
+    """
+
+    async def fetch() -> GateState:
+        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session:
+            return await fetch_state(session, url)
+
+    return asyncio.run(fetch())
+
+
 async def fetch_state(session: aiohttp.ClientSession, url: str) -> GateState:
     """The gate's state.
 
