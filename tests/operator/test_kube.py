@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
-from sluice_operator import plan, watches
+from sluice_operator import kube, plan, watches
 from sluice_operator.changes import Told
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
@@ -75,7 +76,24 @@ async def test_apply_is_server_side_forced_and_signed(api: Api) -> None:
     ((method, path, query, sent, kind),) = api.recorder.asked
     assert (method, path) == ("PATCH", "/api/v1/namespaces/llm/services/chat")
     assert query == {"fieldManager": "sluice", "force": "true"}
-    assert (sent, kind) == (ITEM, "application/apply-patch+yaml")
+    assert (sent, kind) == (ITEM, "application/apply-patch+yaml; charset=utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "sent"),
+    [
+        pytest.param("größe-模型", "größe-模型", id="letters as they are"),
+        pytest.param("🦙", "🦙", id="an emoji is no pair of escapes"),
+        pytest.param("a\u2028b\x85c", "a\\u2028b\\u0085c", id="what YAML takes for a line break is escaped"),
+        pytest.param("a\x7f\ufeff", "a\\u007f\\ufeff", id="what YAML does not take is escaped"),
+        pytest.param('say "\\ud83e"\n', 'say \\"\\\\ud83e\\"\\n', id="quotes and backslashes"),
+    ],
+)
+def test_what_is_applied_is_json_and_yaml_alike(text: str, sent: str) -> None:
+    written = kube._yaml({"text": text})
+
+    assert written == '{"text": "' + sent + '"}'
+    assert json.loads(written) == yaml.safe_load(written) == {"text": text}
 
 
 async def test_a_status_is_applied_to_the_very_resource(api: Api) -> None:

@@ -133,7 +133,11 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def service(*pods: Json, gates: Mapping[str, GateState] | None = None, replicas: int = 1) -> Json:
     states = {pod["metadata"]["name"]: scene.gate_state() for pod in pods} if gates is None else gates
     situation = Situation(
-        generation=1, spec=scene.spec({"replicas": replicas}), observed=scene.observed(*pods), gates=states
+        generation=1,
+        spec=scene.spec({"replicas": replicas}),
+        observed=scene.observed(*pods),
+        gates=states,
+        kinds=frozenset({"PodMonitor"}),
     )
     body = scene.body({"replicas": replicas})
     return {**body, "status": compute(situation, {}, "2026-01-01T00:00:00Z")}

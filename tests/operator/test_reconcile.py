@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
+from sluice_operator import reconcile
 from sluice_operator.changes import transitions
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
