@@ -77,7 +77,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         metrics, health = Metrics(registry), Health(asyncio.get_running_loop().time)
         registry.register(HeartbeatCollector(health.ages))
         health.expect("resync", 60)
-        metrics.tell_service("llm", "chat", available=True, settled=True)
+        metrics.tell_service("llm", "chat", available=True, settled=True, ready=1)
         metrics.leader.set(1)
         metrics.last_resync.set_to_current_time()
         server = await stack.enter_async_context(TestServer(application(health, registry)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, it finds its parts where pytest finds them
 
-from cluster.testnode import boot, box, command, images, packages, programs, store, wheels
+from cluster.testnode import boot, box, command, definitions, images, monitoring, packages, programs, store, wheels
 from cluster.testnode.errors import Missing, NodeError
 from cluster.testnode.progress import Progress
 
@@ -37,6 +37,9 @@ def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
     """The folders of programs, the image store and the folder with torch, built where they are not cached."""
     box.check_machine()
     packages.ensure(progress)
+    monitoring.ensure(progress)  # found in the cache by the tests, which cannot reach a registry
+    for wanted in definitions.ALL:
+        definitions.ensure(progress, wanted)
     with ThreadPoolExecutor(max_workers=2) as pool:  # downloads fill the pauses of the compiler, and back
         building = pool.submit(lambda: [programs.ensure(progress, module) for module in programs.ALL])
         laying = pool.submit(lambda: (wheels.torch_folder(progress), images.ensure(progress)))

@@ -553,9 +553,11 @@ async def test_whether_a_service_serves_and_is_settled_is_a_series_for_as_long_a
     world.serve()
     await world.look(service)
     then = [world.count(f"sluice_operator_service_{word}", **one) for word in ("available", "settled")]
+    assert world.count("sluice_operator_service_ready_replicas", **one) == 1
     world.reconciler.forget("llm", "chat")
 
     assert (seen, then) == ([0, 0], [1, 1])
+    assert world.registry.get_sample_value("sluice_operator_service_ready_replicas", one) is None
     assert world.registry.get_sample_value("sluice_operator_service_available", one) is None
     assert world.registry.get_sample_value("sluice_operator_service_settled", one) is None
 

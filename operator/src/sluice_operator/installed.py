@@ -1,77 +1,97 @@
-"""`python -m sluice_operator.installed NAMESPACE DEPLOYMENT`: what `helm test` runs in a pod. It changes nothing.
+"""`python -m sluice_operator.installed NAMESPACE [SERVICE]`: what `helm test` runs in a pod. It changes nothing.
 
-Owns two questions to the API server: is the CustomResourceDefinition served, and is the operator ready?
+Owns two questions: does the API server serve the CustomResourceDefinition, and does the operator behind its Service say
+that it is ready? The first needs no more rights than every account has, the second none.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import ssl
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from sluice_operator import kube
 
-Json = dict[str, Any]
-
 _TIMEOUT_S = 10
-_USAGE = "usage: python -m sluice_operator.installed NAMESPACE DEPLOYMENT"
+_USAGE = "usage: python -m sluice_operator.installed NAMESPACE [SERVICE]"
+_PORT = 8081
+_DEFINITION = "/apis/sluice.dev/v1alpha1"
 
 
 class Unanswered(Exception):
-    """The API server did not answer a question; the text says why."""
+    """Somebody did not answer, or not with 200; the text says why."""
 
 
-def findings(read: Callable[[str], Json], namespace: str, deployment: str) -> list[tuple[bool, str]]:
-    """Whether each part of the installation is as it should be, and a line about it."""
+def findings(
+    definition: Callable[[], str], readiness: Callable[[], str] | None, operator: str
+) -> list[tuple[bool, str]]:
+    """Whether each part of the installation is as it should be, and a line about it.
+
+    Args:
+        definition: reads what the API server serves of our group.
+        readiness: reads the operator's `/readyz`; None: it has no Service.
+        operator: how the operator is called.
+    """
     found = []
     try:
-        kinds = {one["kind"] for one in read("/apis/sluice.dev/v1alpha1")["resources"]}
-        served = "InferenceService" in kinds
+        served = '"inferenceservices"' in definition()
         found.append((served, f"inferenceservices.sluice.dev is {'served' if served else 'not served'}"))
     except Unanswered as error:
         found.append((False, f"inferenceservices.sluice.dev is not served: {error}"))
+    if readiness is None:
+        found.append((True, "operator: not asked, since metrics.service is false"))
+        return found
     try:
-        body = read(f"/apis/apps/v1/namespaces/{namespace}/deployments/{deployment}")
-        wanted, ready = body["spec"]["replicas"], body.get("status", {}).get("readyReplicas", 0)
-        text = f"operator {namespace}/{deployment}: {ready} of {wanted} replicas ready"
-        found.append((0 < wanted <= ready, text))
+        readiness()
+        found.append((True, f"operator {operator} is ready"))
     except Unanswered as error:
-        found.append((False, f"operator {namespace}/{deployment}: {error}"))
+        found.append((False, f"operator {operator} is not ready: {error}"))
     return found
 
 
-def read_in_cluster(path: str) -> Json:
-    """The API server's answer, by the pod's own account.
+def host(service: str, namespace: str, environment: Mapping[str, str]) -> str:
+    """Where a Service is reached: by the variable that each pod of its namespace has, else by name."""
+    address = environment.get(f"{service.upper().replace('-', '_')}_SERVICE_HOST") or f"{service}.{namespace}.svc"
+    return f"[{address}]" if ":" in address else address
+
+
+def read(url: str, token: str = "", trust: ssl.SSLContext | None = None) -> str:
+    """The text of an answer with status 200.
 
     Raises:
-        Unanswered: it refused, or cannot be reached.
+        Unanswered: there was none.
     """
-    token = kube.TOKEN_PATH.read_text(encoding="utf-8").strip()
-    request = urllib.request.Request(kube.cluster_url() + path, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  # https, from the pod's environment
-    trust = ssl.create_default_context(cafile=str(kube.CA_PATH))
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310  # http or https, as composed here
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S, context=trust) as answer:  # noqa: S310  # likewise
-            body: Json = json.load(answer)
-            return body
+            text: str = answer.read().decode()
+            return text
     except urllib.error.HTTPError as error:
-        raise Unanswered(f"the API server said {error.code} {error.reason}") from None
+        raise Unanswered(f"{error.code} {error.reason}") from None
     except OSError as error:
-        raise Unanswered(f"the API server cannot be reached: {error}") from None
+        raise Unanswered(str(error)) from None
 
 
 def main() -> int:
     """Exit 0 where all is well, 1 where something is not, 2 for wrong arguments."""
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in {2, 3}:
         print(_USAGE, file=sys.stderr)  # noqa: T201  # a command's words
         return 2
     if not kube.in_cluster():
         print("this check runs in a pod: `helm test` starts it", file=sys.stderr)  # noqa: T201  # likewise
         return 2
-    found = findings(read_in_cluster, sys.argv[1], sys.argv[2])
+    namespace, service = sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else ""
+    token = kube.TOKEN_PATH.read_text(encoding="utf-8").strip()
+    trust = ssl.create_default_context(cafile=str(kube.CA_PATH))
+    found = findings(
+        lambda: read(kube.cluster_url() + _DEFINITION, token, trust),
+        (lambda: read(f"http://{host(service, namespace, os.environ)}:{_PORT}/readyz")) if service else None,
+        f"{namespace}/{service.removesuffix('-metrics')}",
+    )
     for is_good, line in found:
         print(f"{'ok' if is_good else 'FAILED'}  {line}")  # noqa: T201  # likewise
     return 0 if all(is_good for is_good, _ in found) else 1

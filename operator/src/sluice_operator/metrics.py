@@ -57,6 +57,9 @@ class Metrics:
             per_service,
             registry=registry,
         )
+        self.ready_replicas = Gauge(
+            "sluice_operator_service_ready_replicas", "Pods that take requests.", per_service, registry=registry
+        )
         self.settled = Gauge(
             "sluice_operator_service_settled",
             "1 while every wanted pod is of the newest revision, serves and obeys the newest promise.",
@@ -70,14 +73,15 @@ class Metrics:
         for what in ("apply", "delete", "status", "event"):
             self.writes.labels(what)
 
-    def tell_service(self, namespace: str, name: str, *, available: bool, settled: bool) -> None:
+    def tell_service(self, namespace: str, name: str, *, available: bool, settled: bool, ready: int) -> None:
         """What was last seen of one service."""
+        self.ready_replicas.labels(namespace, name).set(ready)
         self.available.labels(namespace, name).set(available)
         self.settled.labels(namespace, name).set(settled)
 
     def forget_service(self, namespace: str, name: str) -> None:
         """The service is gone: its last values must not outlive it."""
-        for gauge in (self.available, self.settled):
+        for gauge in (self.available, self.settled, self.ready_replicas):
             with contextlib.suppress(KeyError):  # it was never told of
                 gauge.remove(namespace, name)
 

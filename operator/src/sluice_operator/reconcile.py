@@ -298,7 +298,9 @@ class Reconciler:
             kinds=self.kinds,
         )
         new = status.compute(situation, service.status, self._now())
-        self._metrics.tell_service(*_place(service.body), available=is_available(new), settled=is_settled(new))
+        self._metrics.tell_service(
+            *_place(service.body), available=is_available(new), settled=is_settled(new), ready=new["readyReplicas"]
+        )
         if not worth_writing(service.status, new, self._clock() - service.written_at):
             return
         await self._cluster.apply_status(service.body, new)

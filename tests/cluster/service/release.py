@@ -24,7 +24,11 @@ class Release:
 
     def install(self, *words: str) -> str:
         """Install it and wait for the operator; returns the notes."""
-        return self._helm("upgrade", "--install", self.name, str(CHART), *IMAGES, *words)
+        return self.install_from(CHART, *words)
+
+    def install_from(self, chart: Path, *words: str) -> str:
+        """The same with another chart, such as an earlier one."""
+        return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
 
     def uninstall(self) -> str:
         """Uninstall it and wait until its objects are gone; returns what Helm says."""

@@ -15,7 +15,7 @@ PACKAGES = ("prometheus", "prometheus-alertmanager")
 
 
 def ensure(progress: Progress) -> Path:
-    """A folder with the three programs.
+    """A folder with the three programs, and under `share` what Debian's Alertmanager reads of /usr/share.
 
     Raises:
         Missing: there is no apt-get here, or its registry cannot be reached.
@@ -27,13 +27,14 @@ def ensure(progress: Progress) -> Path:
         if all(there.values()):
             for name, path in there.items():
                 (made / name).symlink_to(str(path))
+            (made / "share").symlink_to("/usr/share")
             return
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             raise Missing(f"apt-get and dpkg-deb, or these in the PATH: {', '.join(PROGRAMS)}")
         with progress.task("monitoring", f"unpacking {', '.join(PACKAGES)}"):
             _unpack(made)
 
-    return cache.ensure("programs/monitoring", cache.digest([], words=PROGRAMS), make)
+    return cache.ensure("programs/monitoring", cache.digest([Path(__file__)]), make)
 
 
 def _unpack(made: Path) -> None:
@@ -49,5 +50,7 @@ def _unpack(made: Path) -> None:
         command.run("monitoring", ["dpkg-deb", "-x", deb, made / "tree"])
     for name in PROGRAMS:
         (made / "tree/usr/bin" / name).rename(made / name)
+    (made / "share/prometheus").mkdir(parents=True)
+    (made / "tree/usr/share/prometheus/alertmanager").rename(made / "share/prometheus/alertmanager")
     shutil.rmtree(debs)
     shutil.rmtree(made / "tree")
