@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -191,3 +192,37 @@ def test_a_priority_above_zero_puts_it_behind_its_callers_others(priority: objec
     body = json.dumps({"messages": [], "priority": priority}).encode()
 
     assert estimate.parse(body, "chat").behind == behind
+
+
+@pytest.mark.parametrize(
+    ("body", "least"),
+    [
+        pytest.param({"messages": [{"role": "user", "content": "hello"}] * 100}, 0, id="few-messages"),
+        pytest.param({"messages": [{"role": "user", "content": "hello"}] * 20_000}, 30, id="many-messages"),
+        pytest.param(
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * 20_000}]},
+            30,
+            id="many-parts",
+        ),
+    ],
+)
+def test_a_body_of_very_many_parts_is_read_in_strides(body: dict[str, object], least: int) -> None:
+    content = json.dumps(body).encode()
+    read = []
+
+    def strides() -> Iterator[None]:
+        read.append((yield from estimate.parsing(content, "chat")))
+
+    pauses = len(list(strides()))
+
+    assert read == [estimate.parse(content, "chat")]
+    assert least <= pauses <= least * 2
+
+
+@pytest.mark.parametrize("message", [{"role": "user"}, {"role": "a" * 40}, {"role": 1}, {"role": "user", "name": "a"}])
+def test_what_stands_beside_a_text_is_told_the_same_way_whatever_it_is(message: dict[str, object]) -> None:
+    body = {"messages": [{"content": "hello", **message}]}
+
+    (prompt,) = estimate.parse(json.dumps(body).encode(), "chat").prompts
+
+    assert prompt.text.split(b"\x00")[1:] == [json.dumps(message, sort_keys=True).encode(), b"hello"]

@@ -24,9 +24,13 @@ from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import estimate
 from sluice_sidecar.estimates.counting import ExactCounts
+from sluice_sidecar.estimates.estimate import Asked
 from sluice_sidecar.retries import attempts
 from sluice_sidecar.retries.attempts import Attempt
 from sluice_sidecar.telemetry.metrics import GateMetrics
+
+# Hashed in less than a millisecond.
+_LONG_BODY_BYTES = 1024 * 1024
 
 
 class Reception:
@@ -71,10 +75,14 @@ class Reception:
         self._count_unreadable(bounded.unreadable)
         return bounded.terms
 
-    def _attempt(self, call: Call) -> Attempt:
+    async def _attempt(self, call: Call) -> Attempt:
         told = attempts.told(call.request.headers)
         self._count_unreadable(told.unreadable)
-        return Attempt(told.number, attempts.body_key(call.terms.tenant, call.body.content))
+        tenant, content = call.terms.tenant, call.body.content
+        if len(content) < _LONG_BODY_BYTES:
+            return Attempt(told.number, attempts.body_key(tenant, content))
+        # Hashing lets go of the interpreter: meanwhile tokens pass.
+        return Attempt(told.number, await asyncio.to_thread(attempts.body_key, tenant, content))
 
     def _count_unreadable(self, names: tuple[str, ...]) -> None:
         for name in names:
@@ -82,7 +90,7 @@ class Reception:
 
     async def price(self, call: Call) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
-        asked = estimate.parse(call.body.content, call.route)
+        asked = await _parsed(call)
         call.terms = self._callers.named_by(asked.user, call.terms)
         call.streamed = asked.streamed
         call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
@@ -115,7 +123,7 @@ class Reception:
             if not settled.done():
                 settled.set_result(verdict)
 
-        call.attempt = self._attempt(call)
+        call.attempt = await self._attempt(call)
         now_us = self._clock()
         verdict = self._admission.enter(
             call.request_id,
@@ -144,3 +152,15 @@ class Reception:
     def _counts_busy(self) -> Refusal:
         problem = "many prompts near the context length wait to be counted"
         return self._admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self._clock())
+
+
+async def _parsed(call: Call) -> Asked:
+    """What its body asks for; in a body of very many parts tokens of others pass between two strides."""
+    steps = estimate.parsing(call.body.content, call.route)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            asked: Asked = end.value
+            return asked
+        await asyncio.sleep(0)

@@ -17,14 +17,18 @@ from sluice_sidecar.errors import EngineUnreachable
 # A page may wait for the end of a long step; meanwhile the state in use grows old, and no second one is asked for.
 TIMEOUT_S = 10.0
 BACKOFF_US = 5_000_000
-# One poll waits this long for the page that is on its way.
-_PATIENCE_S = 0.15
+# A poll waits this long for the page that is on its way.
+POLL_PATIENCE_S = 0.15
 
 
 class Scrape:
     """Pages, one after the other."""
 
-    def __init__(self, connection: EngineConnection, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, connection: EngineConnection, clock: Callable[[], int], *, patience_s: float = POLL_PATIENCE_S
+    ) -> None:
+        """`patience_s` is how long each call waits for the page that is on its way."""
+        self._patience_s = patience_s
         self._connection = connection
         self._clock = clock
         self._due_us = 0
@@ -53,7 +57,7 @@ class Scrape:
                 return None
             self._asked_us = now_us
             self._task = asyncio.create_task(self._fetch())
-        await asyncio.wait((self._task,), timeout=_PATIENCE_S)
+        await asyncio.wait((self._task,), timeout=self._patience_s)
         if not self._task.done():
             return None
         task, self._task = self._task, None

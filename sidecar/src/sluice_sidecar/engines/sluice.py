@@ -9,8 +9,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import aiohttp
-
 from sluice_engine import codec
 from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
@@ -18,18 +16,18 @@ from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.life import EngineLife
-from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, OK, EngineConnection
+from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, EngineConnection
 from sluice_sidecar.engines.exposition import without_process_metrics
 from sluice_sidecar.engines.link import EngineLink
+from sluice_sidecar.engines.scrape import Scrape
 from sluice_sidecar.errors import EngineUnreachable, Reason
 
 log = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S = 1.0
-_METRICS_TIMEOUT_S = 1.0
-# One scrape a second at most reaches the engine; after a failure it is left alone for a while.
+# One scrape a second at most reaches the engine; who asks meanwhile, or for longer than this, gets the last one.
 _METRICS_KEPT_US = 1_000_000
-_METRICS_BACKOFF_US = 5_000_000
+_METRICS_PATIENCE_S = 1.0
 _MEANINGS = {429: Reason.ENGINE_OVERLOADED, 503: Reason.ENGINE_LOADING, 504: Reason.DEADLINE_MISSED}
 
 
@@ -40,9 +38,14 @@ class SluiceEngine(EngineLink):
 
     def __init__(self, socket_path: str, admission: Admission, clock: Callable[[], int], interval_us: int) -> None:
         super().__init__(EngineConnection.to_socket(socket_path), admission, clock, interval_us, EngineLife())
-        self._metrics = (0, b"")
-        self._metrics_not_before_us = 0
+        self._scrape = Scrape(self._connection, clock, patience_s=_METRICS_PATIENCE_S)
+        self._scraped_us = 0
         self._metrics_lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._scrape.close()
+        await super().close()
 
     def configure(self, slo: SLOConfig) -> None:
         """Another promise: the engine reads it for itself."""
@@ -92,18 +95,12 @@ class SluiceEngine(EngineLink):
         """The engine's metrics, without those of its process; at most one scrape a second, old ones when it is slow."""
         async with self._metrics_lock:
             now_us = self._clock()
-            if now_us - self._metrics[0] < _METRICS_KEPT_US or now_us < self._metrics_not_before_us:
-                return self._metrics[1]
-            try:
-                async with asyncio.timeout(_METRICS_TIMEOUT_S), self.request("GET", "/metrics") as response:
-                    page = await response.read() if response.status == OK else b""
-                self._metrics = (now_us, without_process_metrics(page))
-            except EngineUnreachable as error:
-                if error.refused:
-                    self._metrics = (now_us, b"")  # a dead engine has no numbers
-            except (TimeoutError, aiohttp.ClientError, ConnectionError):
-                self._metrics_not_before_us = now_us + _METRICS_BACKOFF_US
-            return self._metrics[1]
+            if now_us - self._scraped_us >= _METRICS_KEPT_US:
+                try:
+                    self._scraped_us = await self._scrape.next(now_us) or self._scraped_us
+                except EngineUnreachable:
+                    self._scraped_us, self._scrape.page = now_us, b""  # a dead engine has no numbers
+            return without_process_metrics(self._scrape.page)
 
     def _take(self, state: EngineState, asked_us: int) -> None:
         was_refusing = self.life.refuses and self.life.state is not None
