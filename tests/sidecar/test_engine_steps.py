@@ -256,7 +256,7 @@ def test_more_in_use_than_was_estimated_stands_beside_the_estimates() -> None:
 
 def inside_for(us: int, *, tokens: int = 0) -> Entry:
     entry = Entry(
-        "a", Cost((ChoiceCost(400, 50),)), 0, 0, [Progress(400, 50, 50, output_tokens=tokens)], forwarded_us=0
+        "a", Cost((ChoiceCost(400, 50),)), 0, 0, [Progress(400, 50, 50, 50, output_tokens=tokens)], forwarded_us=0
     )
     limits = Limits.from_state(state(told(), reading()), live_config())
     assert limits is not None

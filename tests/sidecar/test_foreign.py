@@ -260,7 +260,7 @@ async def test_zero_with_a_stream_in_it_is_a_fault(
 ) -> None:
     monkeypatch.setattr(foreign, "_COUNTED_AFTER_US", 0)
     async with gate_before(server, tmp_path, **AGES) as gate:
-        object.__setattr__(link(gate)._traits, "frozen_after_us", 0)
+        monkeypatch.setattr(link(gate), "_traits", replace(link(gate)._traits, frozen_after_us=0))
         hold = server.hold_token[4] = asyncio.Event()
         task = asyncio.create_task(status(gate))
         await until(lambda: server.in_flight == 1)

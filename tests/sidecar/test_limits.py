@@ -201,7 +201,7 @@ def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], 
         pytest.param([1], 16, 0.855 + 0.05, id="after-the-first-storm-it-rises-fast"),
         pytest.param([1, 41], 60, 0.855 + 5 * 0.1 / 60, id="fast-into-the-next-it-rises-slowly"),
         pytest.param(
-            [1, 41, 121], 140, 0.95 * 0.9 + 5 * 0.1 / 60, id="slowly-as-long-as-they-come-within-five-minutes"
+            [1, 41, 121], 140, 0.95 * 0.9 + 5 * 0.05 / 60, id="half-as-fast-as-often-as-they-come-within-five-minutes"
         ),
         pytest.param([1, 141], 156, 0.855 + 0.05, id="two-minutes-later-it-is-another-storm"),
         pytest.param([1, 41, 401], 416, 0.855 + 0.05, id="five-clean-minutes-are-forgiven"),
@@ -230,6 +230,15 @@ def test_another_top_for_the_ceiling(events: list[tuple[int, int]], percent: int
     for second in range(9, 60):
         ceiling.observe("boot", sum(new for _, new in events), second * S)
     assert ceiling.share == pytest.approx(percent / 100)
+
+
+def test_where_nobody_was_let_in_a_bad_window_takes_nothing_away() -> None:
+    ceiling = Ceiling(95, 6)
+    for second in range(21):
+        ceiling.observe("boot", 3 * second, second * S, let_in=second <= 5)
+
+    # The first window's crowd goes on preempting for as long as it stays: that says nothing of the ceiling.
+    assert ceiling.share == pytest.approx(0.95 * 0.9)
 
 
 def test_a_restarted_engine_counts_anew_and_never_below_zero() -> None:

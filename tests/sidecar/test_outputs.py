@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_sidecar.estimates.outputs import LEAST_ANSWERS, MOST_TENANTS, QUANTILE, TENANT_ANSWERS, Answers, Outputs
+from sluice_sidecar.estimates.outputs import (
+    LEAST_ANSWERS,
+    MOST_TENANTS,
+    QUANTILE,
+    TENANT_ANSWERS,
+    Answers,
+    LengthBias,
+    Outputs,
+)
 
 
 def learned(lengths: list[int], *, tenant: str = "a", cut_off: bool = False) -> Outputs:
@@ -142,3 +150,35 @@ def test_eight_of_ten_answers_stay_within_what_was_expected_of_them_though_limit
         outputs.learn("a", min(length, limit), cut_off=length > limit)
 
     assert within / judged == pytest.approx(QUANTILE, abs=0.04)
+
+
+def test_answers_that_are_predicted_well_have_no_bias() -> None:
+    bias = LengthBias()
+    for tokens in (50, 150, 100):
+        bias.learn(200, tokens)
+    bias.suspect([(200, 210)])
+
+    assert bias.factor == 1.0
+
+
+def test_answers_that_outgrow_what_was_predicted_are_told_from_one_that_does() -> None:
+    one, many = LengthBias(), LengthBias()
+    one.learn(10, 80)
+    for _ in range(200):
+        many.learn(10, 80)
+
+    # Four as predicted stand beside the evidence of one: (4 × 10 + 80) / (4 × 10 + 10).
+    assert one.factor == pytest.approx(2.4)
+    assert many.factor == pytest.approx(8.0, rel=0.1)
+
+
+def test_those_that_are_longer_already_count_at_once_and_can_only_tell_of_more() -> None:
+    bias = LengthBias()
+    for _ in range(50):
+        bias.learn(10, 80)
+    learned = bias.factor
+
+    bias.suspect([(10, 11)] * 500)
+    assert bias.factor == learned
+    bias.suspect([(10, 300)] * 50)
+    assert bias.factor > 2 * learned

@@ -205,11 +205,11 @@ def test_a_call_costs_the_larger_of_its_tokens_and_its_cache(prompt: int, output
 
 
 def test_what_was_used_goes_by_what_was_computed_and_how_long_it_stayed() -> None:
-    half = Progress(800, 100, 100, computed_tokens=400)
-    whole = Progress(800, 100, 100, computed_tokens=800, output_tokens=50)
+    half = Progress(800, 100, 100, 100, computed_tokens=400)
+    whole = Progress(800, 100, 100, 100, computed_tokens=800, output_tokens=50)
 
     assert used_us((half,), 0, limits(), completed=False) == 400 * 50
     assert used_us((whole,), S, limits(), completed=True) == 825 * S // 1600
     assert used_tokens((half,), completed=False) == 800
-    assert used_tokens((Progress(800, 100, 100),), completed=False) == 0
+    assert used_tokens((Progress(800, 100, 100, 100),), completed=False) == 0
     assert used_tokens((whole, whole), completed=True) == 1_700

@@ -24,14 +24,15 @@ class Inside:
         self.queue_tokens = 0
         self.prior_pairs = 0
         self._limits: Limits | None = None
+        self._length_bias = 1.0
         self._peak = FuturePeak(1)
 
-    def refill(self, choices: Iterable[Progress], limits: Limits) -> None:
-        """Begin anew: what the engine says of all of them has changed."""
+    def refill(self, choices: Iterable[Progress], limits: Limits, length_bias: float = 1.0) -> None:
+        """Begin anew: what the engine says of all of them has changed. Answers are so much longer than predicted."""
         choices = list(choices)
         if self._limits is None or self._limits.block_tokens != limits.block_tokens:
             self._peak = FuturePeak(limits.block_tokens)
-        self._limits = limits
+        self._limits, self._length_bias = limits, length_bias
         self.choices = len(choices)
         self.prefilling = sum(choice.prefilling for choice in choices)
         self.blocks = self.queue_tokens = self.prior_pairs = 0
@@ -80,7 +81,7 @@ class Inside:
     def _parts(self, choices: Sequence[Progress], limits: Limits, together: int, prefilling: int) -> list[Part]:
         """The part of each, where so many are inside together and so many of them prefill."""
         share = prefill_share(limits, together - prefilling, prefilling)
-        return [_part(choice, limits, together, share) for choice in choices]
+        return [_part(choice, limits, together, share, self._length_bias) for choice in choices]
 
     def _count(self, part: Part, sign: int) -> None:
         self.blocks += sign * part.blocks
@@ -88,11 +89,14 @@ class Inside:
         self.prior_pairs += sign * part.prior_pairs
 
 
-def _part(choice: Progress, limits: Limits, together: int, share: int) -> Part:
+def _part(choice: Progress, limits: Limits, together: int, share: int, length_bias: float) -> Part:
     # Plain arithmetic: with a thousand inside, this is what a state costs the gate.
     known = choice.prompt_tokens + choice.output_tokens
     left = known - choice.computed_tokens
-    grows = growth(known, max(1, left), choice.prompt_tokens + choice.expected_tokens, share)
+    expected = choice.expected_tokens
+    if length_bias > 1.0:
+        expected = max(expected, choice.likely_tokens(length_bias))
+    grows = growth(known, max(1, left), choice.prompt_tokens + expected, share)
     size = limits.block_tokens
     if choice.prefix_key and (shared := choice.cached_tokens // size):
         grows = Growth(*grows[:3], shared, choice.prefix_key)

@@ -185,7 +185,7 @@ class Ledger:
             self.release(entry, completed=False, now_us=now_us)
         return expired
 
-    def apply(self, state: EngineState, limits: Limits, now_us: int) -> list[Entry]:
+    def apply(self, state: EngineState, limits: Limits, now_us: int, *, length_bias: float = 1.0) -> list[Entry]:
         """Correct every size by the engine's state; returns the entries whose real prompt length is new."""
         listed = {(request.id, request.choice): request for request in state.requests}
         finished = {(ended.id, ended.choice): ended for ended in state.finished}
@@ -210,7 +210,7 @@ class Ledger:
         self.decoded = tokens, decodes
         self._completed = {k: v for k, v in self._completed.items() if now_us - v < _COMPLETED_MEMORY_US}
         self.strangers = [_progress(request) for (key, _), request in listed.items() if key not in self._completed]
-        self.inside.refill(self.live(), limits)
+        self.inside.refill(self.live(), limits, length_bias)
         return learned
 
     def expect_more(self, entry: Entry, choice: Progress) -> None:
@@ -238,6 +238,13 @@ class Ledger:
         for entry in self.entries.values():
             entry.touched_us = now_us
 
+    def outgrown(self) -> Iterator[tuple[int, int]]:
+        """(predicted, produced) tokens of those inside whose answers are longer than was predicted."""
+        for entry in self.entries.values():
+            for choice in entry.choices:
+                if choice.output_tokens > choice.predicted_tokens:
+                    yield choice.predicted_tokens, choice.output_tokens
+
     def live(self) -> Iterator[Progress]:
         """Every choice that holds, or will hold, blocks and a slot in the engine."""
         for entry in self.entries.values():
@@ -250,8 +257,8 @@ class Ledger:
 def progress_of(choice: ChoiceCost) -> Progress:
     """A choice that has not begun."""
     return Progress(
-        choice.prompt_tokens, choice.max_tokens, choice.output_tokens, computed_tokens=choice.cached_tokens,
-        cached_tokens=choice.cached_tokens, prefix_key=choice.prefix_key,
+        choice.prompt_tokens, choice.max_tokens, choice.output_tokens, choice.output_tokens,
+        computed_tokens=choice.cached_tokens, cached_tokens=choice.cached_tokens, prefix_key=choice.prefix_key,
     )  # fmt: skip
 
 
@@ -265,7 +272,7 @@ def _not_listed(entry: Entry, choice: Progress, ended: FinishedState | None, now
 
 
 def _progress(request: RequestState) -> Progress:
-    progress = Progress(request.prompt_tokens, request.max_tokens, request.max_tokens)
+    progress = Progress(request.prompt_tokens, request.max_tokens, request.max_tokens, request.max_tokens)
     progress.correct(request)
     return progress
 

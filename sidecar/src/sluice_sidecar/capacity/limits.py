@@ -18,6 +18,7 @@ CLEAN_AFTER_US = 10_000_000
 RISE_PER_S = 0.05
 # So fast it meets the next storm with a crowd of young requests, which all grow together (docs/decisions/0014).
 SLOW_RISE_PER_S = 0.1 / 60
+MOST_RELAPSES = 4
 RELAPSE_US = 120_000_000
 FORGET_US = 300_000_000
 FALL = 0.9
@@ -157,8 +158,10 @@ class Ceiling:
     """The share of the pool that the predicted peak may reach, steered by the engine's preemptions.
 
     A window of 5 s is bad when it had a preemption and the rate over 30 s is above the limit: × 0.9, not below 0.5.
+    Where nobody was let in meanwhile, those inside are too many as it is, and a lower share would say no more of them.
     Clean for 10 s, with no bad window and no preemption that would make one: + 0.05 a second, up to the configured
-    ceiling. Where that brought the next bad window within two minutes: + 0.1 a minute, until five minutes were clean.
+    ceiling. Where that brought the next bad window within two minutes: + 0.1 a minute, half of that where it did once
+    more, and so on, until five minutes were clean.
     """
 
     def __init__(self, kv_ceiling_percent: int, preemptions_per_minute: float) -> None:
@@ -168,8 +171,10 @@ class Ceiling:
         self._events: deque[tuple[int, int]] = deque()
         self._window_from_us: int | None = None
         self._window_count = 0
+        self._window_let_in = False
         self._bad_until_us: int | None = None
-        self._rises_slowly = False
+        self._relapses = 0
+        """How often in a row the rise brought the next storm."""
         self._storm_us: int | None = None
         """When the last bad window ended, once clean time has passed since."""
         self._risen_us = 0
@@ -180,8 +185,12 @@ class Ceiling:
         self.share = top if self.share >= self._top else min(self.share, top)
         self._top, self._limit_per_minute = top, preemptions_per_minute
 
-    def observe(self, boot_id: str, preemptions_total: int, now_us: int) -> None:
-        """Take in the engine's counter; a new boot_id is a reset, never a negative count."""
+    def observe(self, boot_id: str, preemptions_total: int, now_us: int, *, let_in: bool = True) -> None:
+        """Take in the engine's counter; a new boot_id is a reset, never a negative count.
+
+        `let_in`: whether anybody was, since it was last told.
+        """
+        self._window_let_in |= let_in
         if self._counter is None:
             new = 0
         elif self._counter[0] != boot_id:
@@ -203,12 +212,13 @@ class Ceiling:
                 self._bad_until_us = now_us
         if now_us - self._window_from_us >= WINDOW_US:
             if self._window_count and self.per_minute(now_us) > self._limit_per_minute:
-                self.share = max(FLOOR, self.share * FALL)
+                if self._window_let_in:
+                    self.share = max(FLOOR, self.share * FALL)
                 if self._storm_us is not None:
-                    quiet_us = now_us - self._storm_us
-                    self._rises_slowly = quiet_us <= (FORGET_US if self._rises_slowly else RELAPSE_US)
+                    is_relapse = now_us - self._storm_us <= (FORGET_US if self._relapses else RELAPSE_US)
+                    self._relapses = min(MOST_RELAPSES, self._relapses + 1) if is_relapse else 0
                 self._storm_us, self._bad_until_us = None, now_us
-            self._window_from_us, self._window_count = now_us, 0
+            self._window_from_us, self._window_count, self._window_let_in = now_us, 0, False
         self._rise(now_us)
 
     def per_minute(self, now_us: int) -> float:
@@ -224,8 +234,9 @@ class Ceiling:
         clean_from_us = max(self._bad_until_us + CLEAN_AFTER_US, self._risen_us)
         if now_us > clean_from_us:
             self._storm_us = self._bad_until_us
-            self._rises_slowly &= now_us - self._bad_until_us <= FORGET_US
-            rise_per_s = SLOW_RISE_PER_S if self._rises_slowly else RISE_PER_S
+            if now_us - self._bad_until_us > FORGET_US:
+                self._relapses = 0
+            rise_per_s = SLOW_RISE_PER_S / 2 ** (self._relapses - 1) if self._relapses else RISE_PER_S
             self.share = min(self._top, self.share + rise_per_s * (now_us - clean_from_us) / 1_000_000)
             self._risen_us = now_us
 

@@ -31,7 +31,9 @@ class Progress:
     prompt_tokens: int
     max_tokens: int
     expected_tokens: int
-    """Output to reckon with, at most `max_tokens`."""
+    """Output to expect, as its tenant's answers were, at most `max_tokens`."""
+    predicted_tokens: int
+    """What was expected when it entered."""
     computed_tokens: int = 0
     """Until the engine has begun with it: what it is credited with having computed for others."""
     output_tokens: int = 0
@@ -62,6 +64,16 @@ class Progress:
     def prefilling(self) -> bool:
         """Whether more than the next decode is left to compute."""
         return self.prompt_tokens + self.output_tokens - self.computed_tokens > 1
+
+    def likely_tokens(self, length_bias: float) -> int:
+        """Output in all, where answers are so much longer than was predicted; longer again of one that outlived that.
+
+        What is expected of those that have outlived it comes from the same history, and is too short as well.
+        """
+        likely = max(1, int(self.predicted_tokens * length_bias))
+        while likely <= self.output_tokens:
+            likely = likely * 3 // 2 + 1
+        return min(self.max_tokens, likely)
 
     def settle(self) -> int | None:
         """Tokens that came since this was last asked; None of one that did not decode all the time."""

@@ -73,6 +73,8 @@ class Room:
         self.learned = Learned(live.slo)
         self.limits: Limits | None = None
         self._concurrency = RecentMost()
+        self._let_in = False
+        """Since the last state."""
         self._step_left_us = 0
         """Of the step in flight, when the state was taken."""
         self._queue_told_tokens = 0
@@ -101,7 +103,9 @@ class Room:
             return
         self.limits = limits
         elapsed_us = self.sight.saw(state, as_of_us, now_us)
-        for entry in self.ledger.apply(state, limits, now_us):
+        bias = self.pricing.outputs.bias
+        bias.suspect(self.ledger.outgrown())
+        for entry in self.ledger.apply(state, limits, now_us, length_bias=bias.factor):
             if entry.cost.text_bytes:
                 self.pricing.ratio.learn(
                     entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens
@@ -110,12 +114,14 @@ class Room:
         self._step_left_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
         self._queue_told_tokens = self.ledger.inside.queue_tokens
         self.learned.moved(self.ledger, limits, elapsed_us, now_us)
-        self.ceiling.observe(state.boot_id, state.preemptions_total, now_us)
+        self.ceiling.observe(state.boot_id, state.preemptions_total, now_us, let_in=self._let_in)
+        self._let_in = False
         self._remember_concurrency(now_us)
 
     def reserve(self, request_id: str, cost: Cost, look: Look, now_us: int) -> Permit:
         """Take the room for a call that was looked at just now."""
         permit = self.ledger.reserve(request_id, cost, now_us)
+        self._let_in = True
         self.pricing.admitted(request_id, cost)
         if look.unbiased_ttft_us is not None:
             self.learned.predicted(request_id, look.unbiased_ttft_us)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 
 # Eight of ten answers end within it. Many together come near their mean, which for lengths spread as wide as those of
 # chats (their logarithm by about 1) lies at the 70th percentile; a few tens together stay below n times the 80th.
@@ -19,6 +20,9 @@ TENANT_ANSWERS = 256
 ALL_ANSWERS = 1024
 # Before a tenant has so many, all tenants' answers are its history; before all have, `max_tokens` is.
 LEAST_ANSWERS = 32
+# The bias is that of the last fifty answers or so.
+BIAS_DECAY = 0.98
+PRIOR_ANSWERS = 4
 MOST_TENANTS = 256
 
 
@@ -69,10 +73,46 @@ class Answers:
             going -= 1
 
 
+class LengthBias:
+    """How far answers outgrow what was predicted of them, all of late together: actual over predicted, at least 1.
+
+    A quantile follows a change only once most of its history has changed; the blocks are needed before. What is
+    predicted well is longer than the mean, so the bias is 1 there. One that is inside counts as soon as it is longer.
+    """
+
+    def __init__(self) -> None:
+        self._actual = self._predicted = self._answers = 0.0
+        self._late_actual = self._late_predicted = 0
+
+    def learn(self, predicted_tokens: int, tokens: int) -> None:
+        """An answer has ended."""
+        self._actual = self._actual * BIAS_DECAY + tokens
+        self._predicted = self._predicted * BIAS_DECAY + predicted_tokens
+        self._answers = self._answers * BIAS_DECAY + 1
+
+    def suspect(self, late: Iterable[tuple[int, int]]) -> None:
+        """(predicted, produced) of those that are longer already: counted until told anew."""
+        self._late_actual = self._late_predicted = 0
+        for predicted_tokens, tokens in late:
+            self._late_actual += tokens
+            self._late_predicted += predicted_tokens
+
+    @property
+    def factor(self) -> float:
+        """What to multiply a prediction by."""
+        # A few answers as predicted stand beside the evidence: one long answer is no proof.
+        prior = PRIOR_ANSWERS * self._predicted / self._answers if self._answers else 0.0
+        actual, predicted = prior + self._actual, prior + self._predicted
+        # Those that go on are yet to become as long as they will be: they can tell of more, and not of less.
+        with_late = (actual + self._late_actual) / max(1.0, predicted + self._late_predicted)
+        return max(1.0, actual / max(1.0, predicted), with_late)
+
+
 class Outputs:
     """The answers of late, by tenant and of all."""
 
     def __init__(self) -> None:
+        self.bias = LengthBias()
         self._all = Answers(ALL_ANSWERS)
         self._tenants: OrderedDict[str, Answers] = OrderedDict()
 

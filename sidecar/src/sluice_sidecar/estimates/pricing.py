@@ -172,6 +172,9 @@ class Pricing:
     def _learn(self, cost: Cost, choice: int, output_tokens: int, *, cut_off: bool) -> None:
         self.outputs.learn(cost.tenant, output_tokens, cut_off=cut_off)
         expected = cost.choices[choice]
+        # One that a client ended early says nothing of how long it would have been, unless it was longer already.
+        if output_tokens > expected.output_tokens or not cut_off or output_tokens >= expected.max_tokens:
+            self.outputs.bias.learn(expected.output_tokens, output_tokens)
         is_longer = output_tokens > expected.output_tokens
         # One that was cut off before might have become either.
         if expected.output_tokens < expected.max_tokens and (is_longer or not cut_off):
