@@ -27,6 +27,11 @@ def creating(**more: Any) -> Json:
     return scene.pod(ready=False, engine={"state": {"waiting": {"reason": "ContainerCreating"}}}, **more)
 
 
+def pulling_with_a_secret() -> Json:
+    pod = scene.pod(ready=False, engine={"state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}})
+    return {**pod, "spec": {"imagePullSecrets": [{"name": "mine"}]}}
+
+
 def ended(code: int) -> Json:
     """A pod whose engine runs again after an end."""
     return scene.pod(ready=False, engine={"lastState": {"terminated": {"exitCode": code, "reason": "Error", **RUN}}})
@@ -97,7 +102,7 @@ def ended(code: int) -> Json:
             id="another container's probe",
         ),
         pytest.param(
-            scene.pod(ready=False, engine={"state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}),
+            pulling_with_a_secret(),
             [event("FailedToRetrieveImagePullSecret", "Unable to retrieve some image pull secrets (mine)")],
             "ImagePullFailed",
             "(mine)",
@@ -115,6 +120,20 @@ def test_events_explain_what_the_pod_does_not(pod: Json, events: list[Json], rea
     assert words in view.failure.message
     assert view.failure.hint
     assert view.failure.pod == "chat-new-1"
+
+
+def test_an_engine_whose_gate_did_not_answer_is_the_gates_failure() -> None:
+    killed = {"lastState": {"terminated": {"exitCode": 137, "reason": "Error", **RUN}}}
+    pod = scene.pod(ready=False, engine=killed, gate=killed)
+    events = [
+        event("Killing", "Init container gate failed liveness probe", version=1),
+        event("Killing", "Container engine failed liveness probe, will be restarted", version=2),
+    ]
+
+    (view,) = pods.views(scene.observed(pod), {"chat-new-1": events})
+
+    assert view.failure is not None
+    assert view.failure.message == "gate: its liveness probe failed, and it was restarted"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +163,14 @@ def test_no_failure_is_made_of_events_that_are_over(events: list[Json]) -> None:
         pytest.param(
             scene.pod(ready=False, engine={"lastState": {"terminated": {"exitCode": 1, "reason": "Error"}}}),
             id="a pod whose end speaks for itself",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine={"state": {"waiting": {"reason": "CreateContainerConfigError"}}}),
+            id="a pod whose waiting speaks for itself",
+        ),
+        pytest.param(
+            scene.pod(ready=False, engine={"state": {"waiting": {"reason": "ImagePullBackOff"}}}),
+            id="an image that is pulled without credentials",
         ),
     ],
 )

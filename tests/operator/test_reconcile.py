@@ -302,6 +302,10 @@ async def test_the_kubelet_is_asked_after_a_pod_that_says_too_little(world: Worl
     await world.look(service)
     assert world.cluster.statuses[-1]["failure"]["reason"] == "SecretMissing"
 
+    await world.look(service)
+    assert world.cluster.asked == [["chat-new-1"]], "not at every look"
+
+    world.time_s += 5
     world.cluster.refuse["PodEvents"] = ApiRefused(403, "Forbidden", "no")
     await world.look(service)
     assert "failure" not in world.cluster.statuses[-1]

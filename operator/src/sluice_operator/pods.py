@@ -127,8 +127,18 @@ def _is_silent(pod: Object) -> bool:
     """Whether a container waits, or ended in a way that events may explain."""
     if (scheduled := _condition(pod, "PodScheduled")) and scheduled["status"] == "False":
         return False
-    found = list(_containers(pod.get("status", {})))
-    return any(one.get("state", {}).get("waiting") or containers.may_have_failed_a_probe(one) for one in found)
+    has_credentials = bool(pod.get("spec", {}).get("imagePullSecrets"))
+    return any(_is_unexplained(one, has_credentials=has_credentials) for one in _containers(pod.get("status", {})))
+
+
+def _is_unexplained(container: Mapping[str, Any], *, has_credentials: bool) -> bool:
+    if containers.may_have_failed_a_probe(container):
+        return True
+    found = containers.container_failure(container, "")
+    if found is None:
+        return bool(container.get("state", {}).get("waiting"))
+    # Of the Secrets to pull with, only an event says that they do not exist.
+    return found.reason == "ImagePullFailed" and has_credentials
 
 
 def _pod_failure(pod: Object, events: Sequence[Object]) -> Failure | None:
@@ -144,18 +154,31 @@ def _pod_failure(pod: Object, events: Sequence[Object]) -> Failure | None:
         node = pod.get("spec", {}).get("nodeName", "")
         return failure("NodeUnreachable", f"its node {node} says nothing any more", name)
     for container in _containers(status):
-        if found := _container_failure(container, events, name):
+        if found := _container_failure(container, status.get("initContainerStatuses") or (), events, name):
             return found
     return kubelet.waiting_failure(events, name)
 
 
-def _container_failure(container: Mapping[str, Any], events: Sequence[Object], pod: str) -> Failure | None:
+def _container_failure(
+    container: Mapping[str, Any], gates: Sequence[Mapping[str, Any]], events: Sequence[Object], pod: str
+) -> Failure | None:
     if containers.may_have_failed_a_probe(container) and (found := kubelet.probe_failure(container, events, pod)):
-        return found
+        return next(_gates_fault(container, gates, events, pod), found)
     found = containers.container_failure(container, pod)
     if found and found.reason == "ImagePullFailed" and (more := kubelet.missing_credentials(events)):
         return dataclasses.replace(found, message=f"{found.message} ({more})")
     return found
+
+
+def _gates_fault(
+    container: Mapping[str, Any], gates: Sequence[Mapping[str, Any]], events: Sequence[Object], pod: str
+) -> Iterator[Failure]:
+    """The engine's probes are answered by the gate: one that failed for the gate's sake is the gate's failure."""
+    began, _ = containers.last_run(container)
+    for gate in gates:
+        if gate is not container and containers.may_have_failed_a_probe(gate) and containers.last_run(gate)[1] >= began:
+            found = kubelet.probe_failure(gate, events, pod)
+            yield from [found] if found else []
 
 
 def _is_lost(pod: Object) -> bool:

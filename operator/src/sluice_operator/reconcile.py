@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.2
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
+# A pod that hangs is asked after so often: with the time between two looks, its cause is known within 10 s.
+_EVENTS_EVERY_S = 4.0
 # A reconcile that failed so many times in a row is told in the status; fewer are hiccups.
 _TOLD_AFTER = 3
 # No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
@@ -69,6 +71,9 @@ class Service:
     decide_at: float = float("inf")
     """When to look again though nothing happens."""
     observed: Observed = field(default_factory=Observed)
+    events: pods.Events = field(default_factory=dict)
+    """Of its pods that say too little themselves, as last read."""
+    events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
     problem: Failure | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
@@ -276,6 +281,17 @@ class Reconciler:
         service.observed = Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
         return problem
 
+    async def _read_events(self, service: Service) -> None:
+        """What the kubelet told of pods that say too little themselves; not at every look: they stay so for long."""
+        silent = {pod.name: pod.uid for pod in pods.views(service.observed) if pod.is_silent}
+        if not silent:
+            service.events, service.events_at = {}, float("-inf")
+        elif self._clock() - service.events_at >= _EVENTS_EVERY_S:
+            service.events, service.events_at = {}, self._clock()
+            # They only explain; a status without them is poorer, not wrong.
+            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
+                service.events = await self._cluster.pod_events(_place(service.body)[0], silent)
+
     async def _tell(self, service: Service) -> None:
         if service.spec is None and service.problem is None:
             return  # not looked at yet
@@ -283,17 +299,13 @@ class Reconciler:
         states = await self._gates.states(addresses) if addresses else {}
         self._metrics.gate_polls.labels("ok").inc(len(states))
         self._metrics.gate_polls.labels("unanswered").inc(len(addresses) - len(states))
-        events: Mapping[str, Sequence[Object]] = {}
-        if silent := {pod.name: pod.uid for pod in pods.views(service.observed) if pod.is_silent}:
-            # They only explain; a status without them is poorer, not wrong.
-            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
-                events = await self._cluster.pod_events(_place(service.body)[0], silent)
+        await self._read_events(service)
         situation = status.Situation(
             generation=service.body["metadata"].get("generation", 0),
             spec=service.spec,
             observed=service.observed,
             gates=states,
-            events=events,
+            events=service.events,
             problem=service.problem,
             kinds=self.kinds,
         )

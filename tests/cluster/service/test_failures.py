@@ -53,6 +53,8 @@ async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_bac
 
     restarted = "jsonpath={.status.containerStatuses[0].restartCount}=1"
     await asyncio.to_thread(space.wait_for, f"pod/{pod['metadata']['name']}", restarted)
+    # The pod's own word first: the service's is a look later, and may still be the one from before.
+    await asyncio.to_thread(space.wait_for, f"pod/{pod['metadata']['name']}", "condition=Ready")
     await asyncio.to_thread(space.wait, "killed", "condition=Ready")
     assert (await once(url, "tiny", "again", max_tokens=4)).finish_reason
     told = space.kubectl("get", "events", "--field-selector=involvedObject.kind=InferenceService,reason=EngineKilled")
