@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -78,3 +79,10 @@ def test_the_end_of_a_stream_is_read_from_its_last_bytes() -> None:
     assert (events.output_tokens(end), events.is_complete(end), events.is_expired(end)) == (7, True, False)
     assert events.prompt_tokens(end) == 9
     assert events.is_expired(b'data: {"error": {"code": "deadline_missed"}}\n\n')
+
+
+@given(st.lists(st.sampled_from([b'"content":"', b'"content": "', b'"text":"', b'"', b"a", b" ", b"{", b"\n\n"])))
+def test_a_token_is_found_however_it_is_written_and_whatever_stands_before_it(parts: list[bytes]) -> None:
+    chunk = b"".join(parts)
+
+    assert events.has_text(chunk) == (re.search(rb'"(content|text)":\s*"[^"]', chunk) is not None)

@@ -24,6 +24,9 @@ from sluice_sidecar.web import events
 from sluice_sidecar.web.relay import Relay
 from sluice_sidecar.web.watch import StreamWatch
 
+# Of what came last more is kept than its end, so that not every token copies it.
+_MOST_LAST_BYTES = 2 * events.TAIL_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -58,8 +61,8 @@ class EventStream:
         # Of a choice that stands alone no event is taken apart.
         self._alone = len(self._entry.choices) == 1
         self._counts_tokens = answer.permit.counts_tokens
-        self._tail = b""
-        """The last bytes that came."""
+        self._last = bytearray()
+        """What came last, and more than is asked for."""
         self._pending = b""
         """The beginning of an event whose end has not come yet."""
 
@@ -95,7 +98,9 @@ class EventStream:
             if self._counts_tokens:
                 self._answer.permit.tokens(0, events.count_with_text(piece))
             self._recorder.token(self._times, self._answer.permit, now_us, 0)
-        self._tail = piece if len(piece) >= events.TAIL_BYTES else (self._tail + piece)[-events.TAIL_BYTES :]
+        self._last += piece
+        if len(self._last) > _MOST_LAST_BYTES:
+            del self._last[: -events.TAIL_BYTES]
         if self._pending or not piece.endswith(b"\n\n"):
             # Only whole events go out, so that an error event can always follow.
             piece, self._pending = events.whole_events(self._pending + piece)
@@ -103,6 +108,10 @@ class EventStream:
                 return False
         self._recorder.metrics.response_bytes.value += len(piece)
         return self._watch.send(piece, now_us)
+
+    @property
+    def _tail(self) -> bytes:
+        return bytes(self._last[-events.TAIL_BYTES :])
 
     def _count_choices(self, piece: bytes, now_us: int) -> None:
         for choice, count in events.choices_with_text(piece).items():

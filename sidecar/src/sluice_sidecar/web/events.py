@@ -15,6 +15,8 @@ _MOST_EVENT_BYTES = 256 * 1024
 # The first event of a stream names the role and has no text; a token's has some. What a model thinks, and the
 # arguments of a tool that it calls, are tokens too.
 _TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":\s*"[^"]')
+# How nearly every engine writes it: found faster than by the pattern.
+_CONTENT = b'"content":"'
 _INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT_USAGE = re.compile(rb'"prompt_tokens":\s*(\d+)')
@@ -25,6 +27,9 @@ _ENDS = (b"\n\n", b"\r\n\r\n")
 
 def has_text(chunk: bytes) -> bool:
     """Whether a token is in it."""
+    end = chunk.find(_CONTENT) + len(_CONTENT)
+    if end >= len(_CONTENT) and chunk[end : end + 1] not in {b'"', b""}:
+        return True
     return _TEXT.search(chunk) is not None
 
 

@@ -38,7 +38,7 @@ MAX_HEADERS = 128
 # All of them together, and what is read beyond: one read of the socket may bring more at once.
 MAX_HEADER_BLOCK_BYTES = 65_536
 # A stalled reader costs this much memory here, and then its stream stops.
-WRITE_BUFFER_BYTES = 64 * 1024
+WRITE_BUFFER_BYTES = 32 * 1024
 SERVER = "sluice-gate"
 
 
