@@ -78,6 +78,7 @@ async def test_a_new_service_gets_its_objects_in_order_and_a_status(world: World
     kinds = [write.split("/")[0] for write in written]
     assert kinds == [
         "apply ServiceAccount",
+        "apply ControllerRevision",
         "apply ConfigMap",
         "apply ConfigMap",
         "apply Service",

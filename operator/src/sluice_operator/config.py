@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sluice_operator.errors import InvalidSettings
+from sluice_operator.kept import release_id
 from sluice_operator.pod_template import Images
 from sluice_operator.surroundings import Surroundings
 
@@ -34,6 +36,8 @@ class Settings:
     """SLUICE_NETWORK_POLICY (Enabled, Disabled), SLUICE_ADMIN_NAMESPACES (separated by commas, the operator's own among
     them), SLUICE_POD_MONITOR_LABELS (`name=value`, separated by commas)."""
 
+    release: str = "0"
+    """The release, with what pods get from its operator: `0.2.0+1f3a…`. Not an option: it follows from them."""
     lease: tuple[str, str] | None = None
     """SLUICE_LEASE, as namespace/name: what the acting operator holds. None: no other one runs, so none is needed."""
     identity: str = ""
@@ -72,6 +76,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         namespaces=_names(environment, "SLUICE_WATCH_NAMESPACES"),
         log_level=environment.get("SLUICE_LOG_LEVEL", "INFO").upper(),
         metrics_port=int(_number(environment, "SLUICE_METRICS_PORT", "8081")),
+        release=release_id(
+            importlib.metadata.version("sluice-operator"), [images, environment.get("SLUICE_OTLP_ENDPOINT", "")]
+        ),
         otlp_endpoint=environment.get("SLUICE_OTLP_ENDPOINT", ""),
         resync_s=_number(environment, "SLUICE_RESYNC_SECONDS", "300"),
         poll_s=_number(environment, "SLUICE_POLL_SECONDS", "5"),

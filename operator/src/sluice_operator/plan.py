@@ -6,7 +6,7 @@ and a plan that was carried out is followed by an empty one. Pure. Next: `kube.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,8 +67,14 @@ def is_owned(item: Object, uid: str) -> bool:
     return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
 
 
-def plan(desired: Sequence[Object], uid: str, observed: Observed, applied: Mapping[Key, Applied]) -> Plan:
-    """What makes the cluster hold the desired objects of the resource with this uid."""
+def plan(
+    desired: Sequence[Object],
+    uid: str,
+    observed: Observed,
+    applied: Mapping[Key, Applied],
+    kept: Iterable[Key] = (),
+) -> Plan:
+    """What makes the cluster hold what is desired of the resource with this uid, and leave those that are `kept`."""
     create, update, foreign = [], [], []
     for item in desired:
         seen = observed.owned.get(key(item))
@@ -80,7 +86,7 @@ def plan(desired: Sequence[Object], uid: str, observed: Observed, applied: Mappi
             continue  # it comes back by the event of its end
         elif applied.get(key(item)) != Applied(digest=codec.digest(item), version=version(seen)):
             update.append(item)
-    wanted = {key(item) for item in desired}
+    wanted = {key(item) for item in desired} | set(kept)
     return Plan(
         create=tuple(create),
         update=tuple(update),

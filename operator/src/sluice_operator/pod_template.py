@@ -37,7 +37,7 @@ def grace_period_s(spec: ServiceSpec) -> int:
     return -(-spec.drain_timeout_us // 1_000_000) + ENDPOINT_PROPAGATION_S + _GRACE_MARGIN_S
 
 
-def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object) -> Object:
+def pod_template(spec: ServiceSpec, images: Images, *, config_name: str, live_name: str) -> Object:
     """The Deployment's template, with the two ConfigMaps mounted, and the hash of the one that rolls the pods."""
     extra = spec.pod_template
     own_cache = not any(_is_cache(mount) for mount in extra.get("engine", {}).get("volumeMounts", ()))
@@ -57,8 +57,8 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
         "initContainers": [_gate_container(spec, images)],
         "containers": [_engine_container(spec, images, own_cache=own_cache)],
         "volumes": [
-            {"name": "sluice-config", "configMap": {"name": config["metadata"]["name"]}},
-            {"name": "sluice-live", "configMap": {"name": live["metadata"]["name"]}},
+            {"name": "sluice-config", "configMap": {"name": config_name}},
+            {"name": "sluice-live", "configMap": {"name": live_name}},
             *_key_volumes(spec),
             {"name": "sluice-run", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}},
             {"name": "sluice-tmp", "emptyDir": {}},
@@ -86,7 +86,7 @@ def pod_template(spec: ServiceSpec, images: Images, config: Object, live: Object
     annotations = {
         "kubectl.kubernetes.io/default-container": "engine",
         **extra.get("annotations", {}),
-        "sluice.dev/config": config["metadata"]["name"].rpartition("-")[2],
+        "sluice.dev/config": config_name.rpartition("-")[2],
         COST_BASIS_ANNOTATION: cost_basis(spec),
     }
     return {

@@ -18,7 +18,7 @@ import aiohttp
 
 from sluice_engine import codec
 from sluice_operator import plan as plans
-from sluice_operator import pods, rollout, status
+from sluice_operator import pods, rollout, status, templates
 from sluice_operator import spec as specs
 from sluice_operator.changes import (
     REFUSED_HINT,
@@ -40,6 +40,7 @@ from sluice_operator.metrics import Metrics
 from sluice_operator.plan import Applied, Key, Observed, Plan
 from sluice_operator.pod_template import Object
 from sluice_operator.render import objects
+from sluice_operator.situation import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Service:
     events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
     problem: Failure | None = None
+    runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
     told: Series = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -224,16 +226,19 @@ class Reconciler:
         body = service.body
         uid, namespace, name = body["metadata"]["uid"], *_place(body)
         service.observed = await self._cluster.observe(namespace, name, self._observable())
+        settings = self._settings
         try:
             service.spec = specs.parse(body)
             with specs.understood():
-                surroundings = replace(self._settings.surroundings, kinds=self.kinds)
+                kept, service.runtime = templates.choose(body, service.spec, service.observed, settings)
+                surroundings = replace(settings.surroundings, kinds=self.kinds)
                 spec = replace(service.spec, strategy=self._way(service, service.spec))
-                desired = objects(spec, self._settings.images, self._settings.otlp_endpoint, surroundings)
+                desired = objects(spec, settings.images, settings.otlp_endpoint, surroundings, kept)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
-        todo = plans.plan(desired, uid, service.observed, service.applied)
+        history = templates.history(service.observed, kept, spec)
+        todo = plans.plan(desired, uid, service.observed, service.applied, history)
         service.problem = await self._carry_out(service, todo)
 
     def _way(self, service: Service, spec: specs.ServiceSpec) -> str:
@@ -307,6 +312,7 @@ class Reconciler:
             gates=states,
             events=service.events,
             problem=service.problem,
+            runtime=service.runtime,
             kinds=self.kinds,
         )
         new = status.compute(situation, service.status, self._now())

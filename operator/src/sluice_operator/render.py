@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from sluice_engine import codec
 from sluice_operator.files import Paths, files
+from sluice_operator.kept import Kept, Rendering, known_part, revision_object
 from sluice_operator.labels import selector
 from sluice_operator.ownership import metadata
 from sluice_operator.pod_template import Images, Object, pod_template
@@ -22,17 +23,50 @@ _NOTHING_SPECIAL = Surroundings()
 
 
 def objects(
-    spec: ServiceSpec, images: Images, otlp_endpoint: str = "", surroundings: Surroundings = _NOTHING_SPECIAL
+    spec: ServiceSpec,
+    images: Images,
+    otlp_endpoint: str = "",
+    surroundings: Surroundings = _NOTHING_SPECIAL,
+    kept: Kept | None = None,
 ) -> tuple[Object, ...]:
-    """All objects of the service, in the order in which they are applied. `otlp_endpoint`: where gates send spans."""
-    paths = Paths()
-    contents = files(spec, paths, otlp_endpoint)
-    config = _config_map(spec, contents.at_start())
-    live = _live_map(spec, {"live.json": codec.to_json(contents.live)})
-    rendered = [config, live, _service(spec), _deployment(spec, images, config, live)]
+    """All objects of the service, in the order in which they are applied. `otlp_endpoint`: where gates send spans.
+
+    Pods run by the rendering that is kept for them; None: by a new one, which nothing keeps.
+    """
+    used = kept.rendering if kept else rendering(spec, images, otlp_endpoint)
+    config = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(spec, used.config_name),
+        "immutable": True,
+        "data": dict(used.config),
+    }
+    live = _live_map(spec, {"live.json": codec.to_json(live_document(spec, kept))})
+    rendered = [config, live, _service(spec), _deployment(spec, used.template)]
+    if kept:
+        rendered.insert(0, revision_object(spec, kept))
     if "serviceAccountName" not in spec.pod_template:
         rendered.insert(0, _service_account(spec))
     return (*rendered, *around(spec, surroundings))
+
+
+def rendering(spec: ServiceSpec, images: Images, otlp_endpoint: str) -> Rendering:
+    """What decides how pods run and changes only with a restart, as this release has it."""
+    config = files(spec, Paths(), otlp_endpoint).at_start()
+    # Named for its content, so that another content is another revision of the pods.
+    name = f"{spec.name}-config-{hashlib.sha256(codec.to_json(config).encode()).hexdigest()[:10]}"
+    return Rendering(
+        template=pod_template(spec, images, config_name=name, live_name=_live_name(spec)),
+        config_name=name,
+        config=config,
+    )
+
+
+def live_document(spec: ServiceSpec, kept: Kept | None) -> Object:
+    """What pods follow while they run, without the keys that the programs of their release do not know."""
+    document = codec.encode(spec.live)
+    written: Object = known_part(document, kept.live_shape) if kept else document
+    return written
 
 
 def url(spec: ServiceSpec) -> str:
@@ -40,17 +74,8 @@ def url(spec: ServiceSpec) -> str:
     return f"http://{spec.name}.{spec.namespace}.svc"
 
 
-def _config_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
-    """What pods are started with: named for its content, so that another content is another revision of the pods."""
-    content = codec.to_json(dict(data))
-    name = f"{spec.name}-config-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": metadata(spec, name),
-        "immutable": True,
-        "data": dict(data),
-    }
+def _live_name(spec: ServiceSpec) -> str:
+    return f"{spec.name}-live"
 
 
 def _live_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
@@ -58,7 +83,7 @@ def _live_map(spec: ServiceSpec, data: Mapping[str, str]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(spec, f"{spec.name}-live"),
+        "metadata": metadata(spec, _live_name(spec)),
         "data": dict(data),
     }
 
@@ -87,7 +112,7 @@ def _service(spec: ServiceSpec) -> Object:
     }
 
 
-def _deployment(spec: ServiceSpec, images: Images, config: Object, live: Object) -> Object:
+def _deployment(spec: ServiceSpec, template: Object) -> Object:
     # Auto begins as a surge; `rollout.py` says when it is in place.
     surge, unavailable = (0, 1) if spec.strategy == IN_PLACE else (1, 0)
     return {
@@ -104,6 +129,6 @@ def _deployment(spec: ServiceSpec, images: Images, config: Object, live: Object)
                 "type": "RollingUpdate",
                 "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable},
             },
-            "template": pod_template(spec, images, config, live),
+            "template": template,
         },
     }

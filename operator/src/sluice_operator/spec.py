@@ -48,6 +48,8 @@ class ServiceSpec:
     image: str | None
     """The engine's image; None: the operator's default."""
     image_pull_policy: str
+    runtime_version: str
+    """The release whose pod template is wanted; empty: the one that is kept."""
     replicas: int
     scheduling: SchedulerConfig
     cache: CacheConfig
@@ -128,6 +130,7 @@ def _parse(body: Json) -> ServiceSpec:
         runtime=spec["runtime"]["type"],
         image=spec["runtime"].get("image"),
         image_pull_policy=spec["runtime"]["imagePullPolicy"],
+        runtime_version=spec["runtime"].get("version", ""),
         replicas=spec["replicas"],
         scheduling=SchedulerConfig(
             max_sequences=scheduling.get("maxSequences"),
@@ -188,7 +191,11 @@ def _parse(body: Json) -> ServiceSpec:
         drain_timeout_us=parse_duration_us(rollout["drainTimeout"], "spec.rollout.drainTimeout"),
         pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
         pod_template=spec["podTemplate"],
-        cost_basis={key: spec[key] for key in ("model", "runtime", "accelerator", "resources")},
+        cost_basis={
+            **{key: spec[key] for key in ("model", "accelerator", "resources")},
+            # The same engine under another version of the template costs the same.
+            "runtime": {name: value for name, value in spec["runtime"].items() if name != "version"},
+        },
     )
 
 

@@ -39,6 +39,10 @@ def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json
         "replicas": len(view.pods),
         "readyReplicas": len(view.ready),
     }
+    if runtime := situation.runtime:
+        status["runtime"] = {"version": runtime.version, **({"newer": runtime.newer} if runtime.newer else {})}
+    else:
+        status["runtime"] = previous.get("runtime")
     status["measured"] = figures.measured(view.states)
     status["derived"] = figures.derived(view.judged) or (previous.get("derived") if not view.states else None)
     if spec := situation.spec:
@@ -56,12 +60,20 @@ def compute(situation: Situation, previous: Mapping[str, Any], now: str) -> Json
 
 
 def _step_cost(spec: ServiceSpec, view: View, previous: Mapping[str, Any]) -> Json | None:
-    basis = labels.cost_basis(spec)
+    basis = _basis(spec, view)
     on_basis = [state for state in view.states if state.pod.cost_basis == basis]
     # A cost measured on other hardware says nothing; it is forgotten once only such pods are left.
     stale = any(pod.is_ready for pod in view.pods) and not any(pod.cost_basis == basis for pod in view.pods)
     published = None if stale else previous.get("stepCost")
     return figures.step_cost(on_basis, spec.live.slo.inter_token_latency_us, published)
+
+
+def _basis(spec: ServiceSpec, view: View) -> str:
+    """What pods of the newest revision say their cost was measured on: a newer release may name the same otherwise."""
+    template: Mapping[str, Any] = ((view.deployment or {}).get("spec") or {}).get("template") or {}
+    annotations = template.get("metadata", {}).get("annotations", {})
+    basis: str = annotations.get(labels.COST_BASIS_ANNOTATION) or labels.cost_basis(spec)
+    return basis
 
 
 def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str) -> list[Json]:  # noqa: ANN401  # JSON

@@ -43,7 +43,7 @@ def progressing(view: View) -> Claim:
     if view.is_complete and view.pending:
         return _pending(view)
     if view.is_complete and not view.old and len(view.current) == view.wanted:
-        return Claim(status="False", reason="Settled", message="Every pod is of the current revision.")
+        return Claim(status="False", reason="Settled", message=f"Every pod is of the current revision.{_newer(view)}")
     if view.failure and not view.is_complete:
         return Claim(status="False", reason=view.failure.reason, message=f"It cannot go on: {view.failure.message}")
     if view.is_complete:
@@ -51,6 +51,16 @@ def progressing(view: View) -> Claim:
         return Claim(status="True", reason="RollingOut", message=text)
     reason, message = view.waiting_for()
     return Claim(status="True", reason=reason, message=message)
+
+
+def _newer(view: View) -> str:
+    """What is said of a newer pod template that waits to be taken."""
+    runtime = view.runtime
+    if runtime is None or not runtime.newer:
+        return ""
+    waiting = f"; until then pods ignore {', '.join(runtime.waiting)}" if runtime.waiting else ""
+    how = f"set spec.runtime.version to {runtime.newer} to take it, which restarts them"
+    return f" They run the template of {runtime.version}; the operator has a newer one: {how}{waiting}."
 
 
 def _pending(view: View) -> Claim:

@@ -49,7 +49,9 @@ class View:
         self.ready = [pod for pod in self.pods if pod.is_ready]
         self.ready_current = [pod for pod in self.current if pod.is_ready]
         self.states = [PodState(pod=pod, gate=gate) for pod in self.pods if (gate := situation.gates.get(pod.name))]
-        self.live_hash = codec.digest(self.spec.live) if self.spec else ""
+        self.runtime = situation.runtime
+        given = situation.runtime.live_hash if situation.runtime else ""
+        self.live_hash = given or (codec.digest(self.spec.live) if self.spec else "")
         is_news = (
             previous.get("observedGeneration") != situation.generation
             or condition(previous, "Progressing").get("reason") == obeyed.PENDING
