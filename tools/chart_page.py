@@ -47,6 +47,11 @@ is cluster-wide then can be left to an administrator: `crds.install=false` and `
 A definition that an earlier release kept belongs to that release's name and namespace. Another release adopts it with
 `helm install --take-ownership` (Helm 3.17 or later), or leaves it alone with `crds.install=false`.
 
+`helm test sluice --namespace sluice-system` starts a pod that reads whether the definition is served and the operator
+ready, by rights that every account has. Alerts, recording rules, a ServiceMonitor and Grafana dashboards are under
+`monitoring` ([docs/monitoring.md](../../docs/monitoring.md)); where Prometheus Operator is absent they are left out,
+and the notes say so. Without a network: [docs/air-gapped.md](../../docs/air-gapped.md).
+
 ## Values
 
 An unknown value, or one of the wrong type, is refused with its name.
