@@ -442,6 +442,33 @@ def test_a_loading_pod_tells_its_bytes_and_a_guess_of_the_rest() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("volumes", "now", "reason", "words"),
+    [
+        pytest.param([], "2026-01-01T00:00:29Z", "PodsStarting", "pods are starting", id="it may still be at it"),
+        pytest.param([], "2026-01-01T00:00:30Z", "SchedulerSilent", "no scheduler", id="no scheduler runs"),
+        pytest.param(
+            [{"name": "w", "persistentVolumeClaim": {"claimName": "weights"}}],
+            "2026-01-01T00:00:30Z",
+            "ClaimUnbound",
+            "waits for a volume of weights",
+            id="a volume that is being made",
+        ),
+    ],
+)
+def test_a_scheduler_that_is_silent_is_told_after_half_a_minute(
+    volumes: list[Json], now: str, reason: str, words: str
+) -> None:
+    pod = scene.pod(ready=False, phase="Pending")
+    pod["metadata"]["creationTimestamp"] = NOW
+    pod["spec"] = {"volumes": volumes}
+
+    ready = condition(compute(situation(pod, gates={}), {}, now), "Ready")
+
+    assert ready["reason"] == reason
+    assert words in ready["message"]
+
+
 def test_a_relapse_is_forgotten_after_ten_minutes() -> None:
     sick = compute(situation(RELAPSED), {}, "2026-01-01T00:04:59Z")
     well = compute(situation(RELAPSED), sick, "2026-01-01T00:05:00Z")

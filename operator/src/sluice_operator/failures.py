@@ -22,6 +22,7 @@ class Failure:
 HINTS = {
     "Unschedulable": "Free or add a node that fits, or change resources, accelerator or podTemplate.",
     "SchedulingGated": "Whoever put the gate on the pod has to take it away: see its spec.schedulingGates.",
+    "SchedulerSilent": "See whether kube-scheduler runs, and how much it has to do.",
     "ClaimMissing": "Create the PersistentVolumeClaim in this namespace, or correct its name in the spec.",
     "ClaimUnbound": "See `kubectl describe pvc`: its StorageClass must exist and provision, or a volume must fit it.",
     "ImagePullFailed": "Check runtime.image, that nodes can reach its registry, and podTemplate.imagePullSecrets.",

@@ -39,6 +39,11 @@ class PodView:
     is_running: bool
     is_silent: bool
     """It does not serve, and its status does not say all: the kubelet's events may."""
+    created_at: str
+    is_undecided: bool
+    """No scheduler has said anything of it yet."""
+    claims: tuple[str, ...]
+    """PersistentVolumeClaims that it mounts."""
     engine_began_at: str
     """Since when its engine has run, as Kubernetes writes it; empty while it does not."""
     cost_basis: str
@@ -109,6 +114,9 @@ def _view(pod: Object, newest: str | None, events: Sequence[Object]) -> PodView:
         is_ready=is_ready,
         is_running=status.get("phase") == "Running",
         is_silent=not is_ready and _is_silent(pod),
+        created_at=metadata.get("creationTimestamp", ""),
+        is_undecided=status.get("phase") == "Pending" and _condition(pod, "PodScheduled") is None,
+        claims=tuple(_claims(pod)),
         engine_began_at=_engine_began_at(status),
         cost_basis=metadata.get("annotations", {}).get(COST_BASIS_ANNOTATION, ""),
         # A pod that serves has recovered, whatever its containers went through before.
@@ -116,6 +124,12 @@ def _view(pod: Object, newest: str | None, events: Sequence[Object]) -> PodView:
         relapse=relapse,
         relapsed_at=relapsed_at,
     )
+
+
+def _claims(pod: Object) -> Iterator[str]:
+    for volume in pod.get("spec", {}).get("volumes") or ():
+        if claim := volume.get("persistentVolumeClaim"):
+            yield claim["claimName"]
 
 
 def _engine_began_at(status: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluice_operator.failures import Failure, failure
@@ -42,6 +42,14 @@ def of_scheduler(condition: Mapping[str, Any], pod: str) -> Failure:
     if condition.get("reason") == "SchedulingGated":
         return failure("SchedulingGated", message or "a scheduling gate holds the pod", pod)
     return failure(_first(_CLAIMS, message) or "Unschedulable", message, pod)
+
+
+def of_a_silent_scheduler(claims: Sequence[str], pod: str) -> Failure:
+    """What it means that no scheduler decides about a pod for long: volumes that are being made, or no scheduler."""
+    if claims:
+        text = f"the scheduler waits for a volume of {', '.join(claims)}, which is being made"
+        return failure("ClaimUnbound", text, pod)
+    return failure("SchedulerSilent", "no scheduler has said anything of the pod", pod)
 
 
 def _first(table: tuple[tuple[str, re.Pattern[str]], ...], message: str) -> str | None:

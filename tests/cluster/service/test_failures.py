@@ -20,6 +20,8 @@ from cluster.testnode.cluster import Object
 
 pytestmark = pytest.mark.cluster
 
+UNICODE = "größe-模型-🦙"
+
 
 def process_of(pod_uid: str, program: bytes = b"sluice_engine") -> int:
     """The engine, or another program, of that pod, as the node's process tree has it."""
@@ -108,13 +110,14 @@ def broken_services(space: Space) -> dict[str, tuple[Object, str]]:
     secret = {"name": "work", "secret": {"secretName": "no-secret"}}
     key = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "no-secret", "key": "token"}}}
     mount = {"name": "work", "mountPath": "/work"}
+    model = {"servedName": UNICODE, "source": {"image": {"path": TINY}}}
     gpu = {"count": 1, "resourceName": "example.com/quota-of-none"}
     limits = {"requests": {"cpu": "10m"}, "limits": {"memory": "48Mi"}}
     template: dict[str, tuple[dict[str, Any], str]] = {
-        "Unschedulable": ({"podTemplate": {"nodeSelector": {"no": "node"}}}, "didn't match"),
+        "Unschedulable": ({"podTemplate": {"nodeSelector": {"no": "node"}}, "model": model}, "didn't match"),
         "ClaimMissing": ({"podTemplate": {"volumes": [claim]}}, 'persistentvolumeclaim "nowhere" not found'),
         "ClaimUnbound": ({"podTemplate": {"volumes": [unbound]}}, "unbound"),
-        "ImagePullFailed": ({"runtime": {"image": "registry.invalid/engine:none"}}, "registry.invalid"),
+        "ImagePullFailed": ({"runtime": {"image": "127.0.0.1:1/engine:none"}}, "127.0.0.1:1"),
         "SecretMissing": ({"podTemplate": {"engine": {"env": [key]}}}, 'secret "no-secret" not found'),
         "ConfigMapMissing": (
             {"podTemplate": {"engine": {"envFrom": [{"configMapRef": {"name": "no-map"}}]}}},
@@ -174,6 +177,8 @@ def test_every_trouble_that_the_schema_cannot_see_is_told_with_a_hint(space: Spa
         assert (ready["status"], degraded["status"]) == ("False", "True"), told
         assert degraded["reason"] == reason
 
+    assert space.status(broken["Unschedulable"][0]["metadata"]["name"])["model"] == UNICODE
+
     # What is mended is forgotten: the claim comes, the quota goes, and nothing of the old trouble stays.
     space.kubectl("delete", "quota", "none")
     for told in ("SecretMissing", "Unschedulable"):
@@ -183,8 +188,9 @@ def test_every_trouble_that_the_schema_cannot_see_is_told_with_a_hint(space: Spa
         assert "failure" not in space.status(name)
 
 
+@pytest.mark.full
 async def test_a_gate_that_answers_no_probe_is_told_as_such(space: Space) -> None:
-    name = "größe-模型-🦙"
+    name = UNICODE
     model = {"servedName": name, "source": {"image": {"path": TINY}}}
     url = space.serve(space.tiny("stopped", model=model))
     assert space.status("stopped")["model"] == name

@@ -71,6 +71,3 @@ async def test_a_pod_is_seen_by_its_service_and_drained_without_a_stream_cut(spa
     code, told, said = await draining
     assert (code, f"{pod} is drained" in told) == (0, True), said
     await asyncio.to_thread(space.wait, "seen", "condition=Ready=False")
-
-    await asyncio.to_thread(space.kubectl, "delete", "pod", pod)
-    await asyncio.to_thread(space.wait, "seen", "condition=Ready")

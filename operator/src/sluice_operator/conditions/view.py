@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from sluice_operator.moments import seconds_between
 from sluice_operator.pods import PodView
 from sluice_operator.situation import Situation
 
+# A scheduler that is well decides within a second, and within seconds beside a thousand other pods.
+_UNDECIDED_S = 30.0
 # So long after it ended again, a pod that serves counts as sick.
 _RELAPSE_S = 600.0
 
@@ -41,7 +44,7 @@ class View:
         if self.waits_for_drain:
             seen = tuple(replace(pod, failure=None) if _waits_for_room(pod) else pod for pod in seen)
             refused = None
-        self.pods = seen
+        self.pods = tuple(self._if_undecided(pod) for pod in seen)
         self.settled = pods.rollout_is_observed(self.deployment)
         self.current = [pod for pod in self.pods if pod.is_current and self.settled]
         self.ended = [pod for pod in pods.ended(observed) if pod.is_current and self.settled]
@@ -65,6 +68,12 @@ class View:
         self.judged = [state for state in newest if obeyed.obeys(state, self.live_hash)] or newest
         self.wanted = self.spec.replicas if self.spec else 0
         self.failure = self.problem or refused or self._pod_failure() or self._relapse()
+
+    def _if_undecided(self, pod: PodView) -> PodView:
+        """The pod with its failure, where the scheduler has been silent for too long."""
+        if not pod.is_undecided or not _UNDECIDED_S <= seconds_between(pod.created_at, self.now) < math.inf:
+            return pod
+        return replace(pod, failure=refusals.of_a_silent_scheduler(pod.claims, pod.name))
 
     def _relapse(self) -> Failure | None:
         """A pod that serves, ended a while ago, and not for the first time."""
