@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 EXAMPLES = Path(__file__).parents[1] / "crds" / "examples"
 IMAGES = Images(engine="sluice/engine:test", gate="sluice/gate:test")
-EVERYTHING = Surroundings(kinds=frozenset(OPTIONAL_KINDS))
+EVERYTHING = Surroundings(kinds=frozenset(OPTIONAL_KINDS), prometheus_url="http://prometheus.monitoring:9090")
 UID = "uid-of-chat"
 MINIMAL_SPEC: Json = {"model": {"source": {"image": {"path": "/models/llama"}}}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,24 +11,12 @@ import yaml
 
 from charts.helm import ROOT
 from charts.promtool import RULES, Promtool, alerts, rules, series
-from cluster.testnode.errors import Missing
 from metric_lines import DOCS
 
 CASES = Path(__file__).parent / "rules"
 RUNBOOKS = ROOT / "docs/runbooks"
 NAMES = sorted({rule["alert"] for rule in alerts()})
 OF_THE_OPERATOR = {"SluiceOperatorDown", "SluiceWatchSilent"}
-
-
-@pytest.fixture(scope="module")
-def promtool() -> Promtool:
-    try:
-        return Promtool.find()
-    except Missing as missing:
-        problem = f"the alerts' tests need promtool: {missing}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(problem)
-        pytest.skip(problem)
 
 
 def test_prometheus_accepts_the_rules(promtool: Promtool) -> None:

@@ -19,6 +19,7 @@ def rendered() -> dict[str, str]:
         name: scene.example(name)
         for name in ("minimal", "full", "demo-cpu", "model-on-a-claim", "hugging-face", "vllm", "sglang")
     }
+    specs["autoscaled"] = scene.spec({"autoscaling": {"minReplicas": 2, "maxReplicas": 6}})
     specs["in-place"] = scene.spec({"rollout": {"strategy": "InPlace", "drainTimeout": "1500ms"}})
     return {
         f"{name}.yaml": to_yaml(list(objects(one, scene.IMAGES, surroundings=scene.EVERYTHING)))

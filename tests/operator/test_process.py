@@ -33,6 +33,7 @@ def test_settings_come_from_the_environment() -> None:
         "SLUICE_OTLP_ENDPOINT": "http://collector:4318", "SLUICE_NETWORK_POLICY": "Disabled",
         "SLUICE_ADMIN_NAMESPACES": "monitoring,ops", "SLUICE_POD_MONITOR_LABELS": "release=prometheus, team=a",
         "SLUICE_LEASE": "system/sluice", "SLUICE_IDENTITY": "sluice-operator-1",
+        "SLUICE_PROMETHEUS_URL": "http://prometheus:9090",
     })  # fmt: skip
 
     assert (settings.images.engine, settings.images.gate) == ("engine:1", "gate:1")
@@ -42,6 +43,7 @@ def test_settings_come_from_the_environment() -> None:
     assert settings.otlp_endpoint == "http://collector:4318"
     around = settings.surroundings
     assert (around.network_policy, around.admin_namespaces) == (False, ("monitoring", "ops"))
+    assert around.prometheus_url == "http://prometheus:9090"
     assert around.pod_monitor_labels == {"release": "prometheus", "team": "a"}
     assert config.from_environment(IMAGES).otlp_endpoint == ""
     assert config.from_environment(IMAGES).surroundings.network_policy is True
@@ -62,6 +64,7 @@ def test_settings_come_from_the_environment() -> None:
         pytest.param({"SLUICE_LEASE": "sluice"}, id="a lease without a namespace"),
         pytest.param({"SLUICE_IDENTITY": "", "SLUICE_LEASE": "a/b"}, id="a lease for nobody"),
         pytest.param({"SLUICE_POLL_SECONDS": "0"}, id="a poll without a pause"),
+        pytest.param({"SLUICE_PROMETHEUS_URL": "prometheus:9090"}, id="a Prometheus without a scheme"),
         pytest.param({"SLUICE_NETWORK_POLICY": "false"}, id="a switch that is neither"),
         pytest.param({"SLUICE_POD_MONITOR_LABELS": "release"}, id="a label without a value"),
     ],

@@ -34,7 +34,7 @@ PURE_PROJECT = {
     "sluice_operator.kubelet", "sluice_operator.refusals", "sluice_operator.moments", "sluice_operator.claim",
     "sluice_operator.situation", "sluice_operator.conditions", "sluice_operator.obeyed", "sluice_operator.figures",
     "sluice_operator.changes", "sluice_operator.kinds", "sluice_operator.kept", "sluice_operator.model_source",
-    "sluice_operator.ownership", "sluice_operator.rollout", "sluice_operator.surroundings",
+    "sluice_operator.ownership", "sluice_operator.rollout", "sluice_operator.autoscale", "sluice_operator.surroundings",
     "sluice_operator.loading", "sluice_operator.local_environment", "sluice_operator.schema", "sluice_operator.cel",
 }  # fmt: skip
 

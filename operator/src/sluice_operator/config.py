@@ -34,7 +34,7 @@ class Settings:
     """SLUICE_POLL_SECONDS: how often running pods are asked for their state."""
     surroundings: Surroundings = field(default_factory=Surroundings)
     """SLUICE_NETWORK_POLICY (Enabled, Disabled), SLUICE_ADMIN_NAMESPACES (separated by commas, the operator's own among
-    them), SLUICE_POD_MONITOR_LABELS (`name=value`, separated by commas)."""
+    them), SLUICE_POD_MONITOR_LABELS (`name=value`, separated by commas), SLUICE_PROMETHEUS_URL."""
 
     release: str = "0"
     """The release, with what pods get from its operator: `0.2.0+1f3a…`. Not an option: it follows from them."""
@@ -51,6 +51,9 @@ class Settings:
             raise InvalidSettings("SLUICE_METRICS_PORT must be 0 to 65535")
         if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
             raise InvalidSettings("SLUICE_OTLP_ENDPOINT must be an http:// or https:// URL")
+        prometheus = self.surroundings.prometheus_url
+        if prometheus and not prometheus.startswith(("http://", "https://")):
+            raise InvalidSettings("SLUICE_PROMETHEUS_URL must be an http:// or https:// URL")
         if self.resync_s < 10:
             raise InvalidSettings("SLUICE_RESYNC_SECONDS must be at least 10")
         if self.poll_s < 1:
@@ -86,6 +89,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
             network_policy=_switch(environment, "SLUICE_NETWORK_POLICY"),
             admin_namespaces=_names(environment, "SLUICE_ADMIN_NAMESPACES"),
             pod_monitor_labels=_pairs(environment, "SLUICE_POD_MONITOR_LABELS"),
+            prometheus_url=environment.get("SLUICE_PROMETHEUS_URL", ""),
         ),
         lease=_lease(environment.get("SLUICE_LEASE", "")),
         identity=environment.get("SLUICE_IDENTITY", ""),

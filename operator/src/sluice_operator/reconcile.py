@@ -17,8 +17,8 @@ from typing import Any
 import aiohttp
 
 from sluice_engine import codec
+from sluice_operator import autoscale, pods, rollout, status, templates
 from sluice_operator import plan as plans
-from sluice_operator import pods, rollout, status, templates
 from sluice_operator import spec as specs
 from sluice_operator.changes import (
     REFUSED_HINT,
@@ -232,7 +232,11 @@ class Reconciler:
             with specs.understood():
                 kept, service.runtime = templates.choose(body, service.spec, service.observed, settings)
                 surroundings = replace(settings.surroundings, kinds=self.kinds)
-                spec = replace(service.spec, strategy=self._way(service, service.spec))
+                spec = replace(
+                    service.spec,
+                    strategy=self._way(service, service.spec),
+                    autoscaling=autoscale.floored(service.spec, service.observed),
+                )
                 desired = objects(spec, settings.images, settings.otlp_endpoint, surroundings, kept)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))

@@ -34,6 +34,14 @@ RuntimeType = Literal["Sluice", "VLLM", "SGLang"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    """Between how many replicas an autoscaler may choose."""
+
+    min_replicas: int
+    max_replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
     """One InferenceService as wanted."""
 
@@ -64,6 +72,8 @@ class ServiceSpec:
     accelerator_resource: str
     strategy: str
     drain_timeout_us: int
+    autoscaling: Autoscaling | None
+    """None: `replicas` is somebody else's to set."""
     pod_monitor: bool
     """Whether Prometheus is told to scrape the pods."""
     pod_template: Json
@@ -189,6 +199,7 @@ def _parse(body: Json) -> ServiceSpec:
         accelerator_resource=accelerator["resourceName"],
         strategy=rollout["strategy"],
         drain_timeout_us=parse_duration_us(rollout["drainTimeout"], "spec.rollout.drainTimeout"),
+        autoscaling=_autoscaling(spec.get("autoscaling")),
         pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
         pod_template=spec["podTemplate"],
         cost_basis={
@@ -197,6 +208,12 @@ def _parse(body: Json) -> ServiceSpec:
             "runtime": {name: value for name, value in spec["runtime"].items() if name != "version"},
         },
     )
+
+
+def _autoscaling(written: Json | None) -> Autoscaling | None:
+    if written is None:
+        return None
+    return Autoscaling(min_replicas=written["minReplicas"], max_replicas=written["maxReplicas"])
 
 
 def _networks(peers: Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sluice_operator import figures, labels, render
 from sluice_operator.claim import Claim
-from sluice_operator.conditions.around import monitoring_ready
+from sluice_operator.conditions.around import autoscaling, monitoring_ready
 from sluice_operator.conditions.model import degraded, model_loaded
 from sluice_operator.conditions.promise import admission_open, slo_feasible, slo_met
 from sluice_operator.conditions.serving import available, progressing, ready
@@ -97,6 +97,7 @@ def _dated(claims: Mapping[str, Claim], previous: Any, generation: int, now: str
 
 def _claims(view: View) -> dict[str, Claim]:
     """All conditions, in the order in which they are read."""
+    scaling = autoscaling(view.spec, view.kinds, view.scaled)
     claims = {
         "Ready": ready(view),
         "Available": available(view),
@@ -106,6 +107,7 @@ def _claims(view: View) -> dict[str, Claim]:
         "SLOFeasible": slo_feasible(view),
         "SLOMet": slo_met(view),
         "MonitoringReady": monitoring_ready(view.spec, view.kinds),
+        **({"Autoscaling": scaling} if scaling else {}),
         "Degraded": degraded(view),
     }
     return claims | for_tools(view, claims)

@@ -1,7 +1,7 @@
 """What lies around a service's pods: how far they may be disrupted, who may reach them, who is told to scrape them.
 
-Owns PodDisruptionBudget, NetworkPolicy and PodMonitor. Nothing here is part of a pod's template, so that a change of
-the operator's settings restarts no pod. Pure. Next: `render.py`.
+Owns PodDisruptionBudget, NetworkPolicy and PodMonitor, and which optional objects there are. Nothing here is part of a
+pod's template, so that a change of the operator's settings restarts no pod. Pure. Next: `render.py`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from sluice_operator.autoscale import SCALED_OBJECT, scaled_object
 from sluice_operator.labels import SERVICE_LABEL, selector
 from sluice_operator.ownership import metadata
 from sluice_operator.pod_template import Object
@@ -29,6 +30,8 @@ class Surroundings:
     """Namespaces from which port 9090 may be reached: who scrapes, and the operator."""
     pod_monitor_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels by which a Prometheus selects its PodMonitors."""
+    prometheus_url: str = ""
+    """Where KEDA asks for the gates' demand; empty: nowhere, so that there is nothing to scale by."""
     kinds: frozenset[str] = frozenset()
     """The optional kinds that the API server has; objects of another one are not rendered."""
 
@@ -38,6 +41,8 @@ def around(spec: ServiceSpec, surroundings: Surroundings) -> Iterator[Object]:
     yield _disruption_budget(spec)
     if surroundings.network_policy:
         yield _network_policy(spec, surroundings.admin_namespaces)
+    if spec.autoscaling and SCALED_OBJECT in surroundings.kinds and surroundings.prometheus_url:
+        yield scaled_object(spec, spec.autoscaling, surroundings.prometheus_url)
     if spec.pod_monitor and POD_MONITOR in surroundings.kinds:
         yield _pod_monitor(spec, surroundings.pod_monitor_labels)
 

@@ -35,6 +35,7 @@ class View:
         self.spec, self.problem, self.kinds = situation.spec, situation.problem, situation.kinds
         observed = situation.observed
         self.deployment = next((one for one in observed.owned.values() if one["kind"] == "Deployment"), None)
+        self.scaled = next((one for one in observed.owned.values() if one["kind"] == "ScaledObject"), None)
         self.leaving = pods.leaving(observed)
         seen, refused = pods.views(observed, situation.events), refusals.of_pods(observed, self.deployment)
         # What a pod waits for is still held by one of ours that drains: nothing is wrong.
