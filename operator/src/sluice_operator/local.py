@@ -28,6 +28,7 @@ from sluice_operator.errors import PodFailed
 from sluice_operator.files import Paths, arguments, files
 from sluice_operator.foreign.runtime import command, is_foreign, local_environment
 from sluice_operator.gates import GateClient
+from sluice_operator.last_words import last_words, signal_name
 from sluice_operator.loading import loading_text
 from sluice_operator.local_environment import environment
 from sluice_operator.spec import ServiceSpec
@@ -220,7 +221,7 @@ class LocalPod:
                 continue
             if process.returncode < 0:
                 # It had no time for last words.
-                raise PodFailed(f"the {program} was killed by {_signal(-process.returncode)}")
+                raise PodFailed(f"the {program} was killed by {signal_name(-process.returncode)}")
             raise PodFailed(f"the {program} ended (exit code {process.returncode}): {self._last_words(program)}")
 
     def _last_words(self, program: str) -> str:
@@ -232,10 +233,8 @@ class LocalPod:
 
     def _last_line(self, program: str) -> str:
         with contextlib.suppress(OSError):
-            lines = self.log_path(program).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            if lines:
-                return _told(lines[-1])
-        return "it said nothing"
+            return last_words(self.log_path(program).read_text(encoding="utf-8", errors="replace"))
+        return last_words("")
 
     async def _drain(self) -> None:
         gate = self._processes.get("gate")
@@ -262,25 +261,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _told(line: str) -> str:
-    """What a line of a log says to a person: of a JSON line its message, and the error that it names."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    if not isinstance(record, dict) or not isinstance(record.get("message"), str):
-        return line
-    error = record.get("error") or str(record.get("exception") or "").strip().rpartition("\n")[2]
-    return f"{record['message']}: {error}" if error else record["message"]
-
-
-def _signal(number: int) -> str:
-    try:
-        return f"signal {number} ({signal.Signals(number).name})"
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def _user_cache() -> Path:
