@@ -25,6 +25,7 @@ DEFINITION = "files/crds/inferenceservices.sluice.dev.yaml"
     [
         pytest.param([], id="by default"),
         pytest.param(["--set=watchNamespaces={NAMESPACE}", "--set=rbac.aggregate=false"], id="for one namespace"),
+        pytest.param(["--set=replicas=2"], id="for two replicas"),
         pytest.param(["--set=monitoring.dashboards.install=true", "--set=logLevel=Debug"], id="with dashboards"),
     ],
 )
