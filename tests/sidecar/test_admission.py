@@ -476,6 +476,24 @@ def test_a_first_token_that_is_overdue_teaches_before_it_comes(door: Door) -> No
     )
 
 
+@pytest.mark.parametrize(("late", "share"), [(2, 1.0), (3, 0.8)])
+def test_first_tokens_that_come_late_leave_less_of_the_promise_to_predictions(late: int, share: float) -> None:
+    door = Door()
+    for index in range(4):
+        door.admit(f"r{index}")
+    door.now_us += 2 * S + 1
+    requests = tuple(
+        RequestState(
+            id=f"r{index}", choice=0, status="running", prompt_tokens=100, computed_tokens=100 * (index >= late),
+            output_tokens=index >= late, max_tokens=50, blocks=0, incarnation=0, preemptions=0,
+        )
+        for index in range(4)
+    )  # fmt: skip
+    door.observe(requests=requests)
+
+    assert door.admission.room.learned.punctuality.share == share
+
+
 def with_quota(live: LiveConfig) -> LiveConfig:
     """One tenant has a weight, one a quota."""
     tenants = (TenantConfig(name="a", weight=3), TenantConfig(name="quota", tokens_per_second=200))

@@ -54,6 +54,8 @@ class Look:
     unbiased_ttft_us: int | None = None
     """From now, by the step times alone: what the bias is learned from."""
     promised_ttft_us: int | None = None
+    waited_us: int = 0
+    """Of the promise, what has gone by."""
     predicted_finish_us: int | None = None
     """From now to the last token that is expected of it, what was learned included."""
     held: Held | None = None
@@ -124,7 +126,8 @@ class Room:
         self._let_in = True
         self.pricing.admitted(request_id, cost)
         if look.unbiased_ttft_us is not None:
-            self.learned.predicted(request_id, look.unbiased_ttft_us)
+            due_us = None if look.promised_ttft_us is None else now_us + look.promised_ttft_us - look.waited_us
+            self.learned.predicted(request_id, look.unbiased_ttft_us, due_us)
         self._remember_concurrency(now_us)
         return permit
 
@@ -263,7 +266,7 @@ class Room:
         limits = self.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         inside = self._inside(now_us)
-        look = Look(inside.choices)
+        look = Look(inside.choices, waited_us=waited_us)
         if not inside.choices:
             self._predict(look, limits, cost, now_us)
             return look
@@ -281,7 +284,7 @@ class Room:
             return look
         predicted_us, promise_us = self._predict(look, limits, cost, now_us)
         total_us = waited_us + predicted_us
-        excess_us = total_us - promise_us
+        excess_us = total_us - int(promise_us * self.learned.punctuality.share)
         if excess_us <= 0 or self._live.slo.enforcement == "Observe":
             return look
         problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
@@ -305,7 +308,8 @@ class Room:
         """What the promise of a first token leaves to wait; negative when nothing."""
         assert self.limits is not None, "asked only where something was held"
         predicted_us = int(self.predicted_ttft_us(self.limits, cost, now_us) * self.learned.bias.factor(now_us))
-        return self._live.slo.ttft_promise_us(cost.longest_prompt_tokens) - predicted_us
+        promise_us = self._live.slo.ttft_promise_us(cost.longest_prompt_tokens)
+        return int(promise_us * self.learned.punctuality.share) - predicted_us
 
     def _inside(self, now_us: int) -> Inside:
         if self.ledger.strangers and self.freshness(now_us) == "blind":
