@@ -5,6 +5,8 @@ Pure functions over what the gate knows. Must not decide about requests. Start r
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.telemetry.demand import Work, total
@@ -71,8 +73,21 @@ def capacity_tokens_per_second(limits: Limits, mix: Work, usable_blocks: int) ->
     stay_us = mix.output_tokens * step_us + mix.prefill_tokens * limits.per_prefill_token_ns / 1000
     blocks_each = max(1.0, mix.block_us / max(1.0, stay_us))
     most = max(1, min(limits.max_sequences, int(usable_blocks / blocks_each)))
-    batches = {most, 1, *(batch for batch, _ in limits.decode_curve_us if 1 <= batch < most)}
+    # The most is at a point of the curve, where the promise begins to allow less prefill than is needed, or at the end.
+    full = bisect_left(range(1, most + 1), True, key=lambda batch: _is_short(limits, batch, prefill_per_output))
+    batches = {
+        most,
+        1,
+        max(1, full),
+        min(most, full + 1),
+        *(batch for batch, _ in limits.decode_curve_us if 1 <= batch < most),
+    }
     return max(int(_tokens_per_second(limits, batch, prefill_per_output)) for batch in batches)
+
+
+def _is_short(limits: Limits, batch: int, prefill_per_output: float) -> bool:
+    """Whether a step beside that many decodes may carry less prefill than their outputs need."""
+    return limits.chunk_tokens(batch) < batch * prefill_per_output
 
 
 def _tokens_per_second(limits: Limits, batch: int, prefill_per_output: float) -> float:
