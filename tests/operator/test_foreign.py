@@ -153,6 +153,17 @@ def test_what_it_cannot_honour_is_refused_by_its_field(
     assert says in str(caught.value)
 
 
+def test_the_default_block_leaves_the_size_to_the_engine_and_another_is_obeyed() -> None:
+    """vLLM's kernels on a CPU end the start at 16: "No common block size for 16 (CPU_ATTN: [MultipleOf(32)])"."""
+    on_cpu = {"accelerator": {"count": 0}}
+
+    assert "--block-size" not in str(command(foreign("VLLM", {**on_cpu, "cache": {"capacity": "1Gi"}})))
+    obeyed = command(foreign("VLLM", {**on_cpu, "cache": {"capacity": "1Gi", "blockTokens": 64}}))
+    assert "--block-size=64" in obeyed
+    with pytest.raises(InvalidSpec, match=r"spec\.cache\.blockTokens: vLLM's blocks on a CPU are multiples of 32"):
+        foreign("VLLM", {**on_cpu, "cache": {"capacity": "1Gi", "blockTokens": 8}})
+
+
 def test_all_that_is_refused_is_told_at_once() -> None:
     with pytest.raises(InvalidSpec) as caught:
         foreign("VLLM", {"scheduling": {"agingInterval": "5s", "overlapDepth": 2}})

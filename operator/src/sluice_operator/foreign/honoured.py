@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig
+from sluice_engine.config import CacheConfig, LiveSchedulingConfig, SchedulerConfig
 
 if TYPE_CHECKING:  # it imports this package
     from sluice_operator.spec import ServiceSpec
@@ -47,3 +47,8 @@ def refused(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
     if spec.cache.host_swap_bytes is not None:
         problem = f"{engine} keeps no KV of preempted requests on the host: leave it out"
         yield "spec.cache.hostSwapCapacity", problem
+
+
+def block_tokens(spec: ServiceSpec) -> int | None:
+    """The size of a block that was asked for; None at the default, where the engine takes what its kernels want."""
+    return None if spec.cache.block_tokens == CacheConfig().block_tokens else spec.cache.block_tokens

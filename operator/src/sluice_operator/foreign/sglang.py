@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sluice_operator.foreign.honoured import Refusal
+from sluice_operator.foreign.honoured import Refusal, block_tokens
 
 if TYPE_CHECKING:  # it imports this package
     from sluice_operator.spec import ServiceSpec
@@ -46,7 +46,7 @@ def arguments(spec: ServiceSpec, model: str, port: int) -> list[str]:
         "--chunked-prefill-size": spec.live.scheduling.prefill_chunk_tokens,
         "--max-running-requests": scheduling.max_sequences,
         "--schedule-policy": "fcfs",
-        "--page-size": cache.block_tokens,
+        "--page-size": block_tokens(spec),
         "--mem-fraction-static": f"{cache.memory_percent / 100:.2f}",
     }
     switches = ["--enable-metrics"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sluice_operator.foreign.honoured import Refusal
+from sluice_operator.foreign.honoured import Refusal, block_tokens
 
 if TYPE_CHECKING:  # it imports this package
     from sluice_operator.spec import ServiceSpec
@@ -29,6 +29,9 @@ def refused(spec: ServiceSpec) -> Iterator[Refusal]:
     if chunk is not None and requests is not None and chunk < requests:
         problem = f"vLLM counts a step's decodes within it: set at least maxSequences, {requests}"
         yield "spec.scheduling.prefillChunkTokens", problem
+    blocks = block_tokens(spec)
+    if spec.accelerator_count == 0 and blocks is not None and blocks % 32:
+        yield "spec.cache.blockTokens", "vLLM's blocks on a CPU are multiples of 32: set 32, 64 or 128, or leave it out"
 
 
 def arguments(spec: ServiceSpec, model: str, port: int) -> list[str]:
@@ -48,7 +51,7 @@ def arguments(spec: ServiceSpec, model: str, port: int) -> list[str]:
         "--max-num-seqs": scheduling.max_sequences,
         "--long-prefill-token-threshold": live.max_prefill_tokens_per_request,
         "--scheduling-policy": "priority" if scheduling.policy == "Priority" else "fcfs",
-        "--block-size": cache.block_tokens,
+        "--block-size": block_tokens(spec),
         "--kv-cache-memory-bytes": cache.capacity_bytes,
         "--gpu-memory-utilization": f"{cache.memory_percent / 100:.2f}" if cache.capacity_bytes is None else None,
     }
