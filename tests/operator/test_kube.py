@@ -71,6 +71,8 @@ def refusal(status: int, reason: str, message: str) -> web.Response:
 
 
 async def test_apply_is_server_side_forced_and_signed(api: Api) -> None:
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = web.json_response(ITEM)
+
     await api.kube.apply(ITEM)
 
     ((method, path, query, sent, kind),) = api.recorder.asked
@@ -106,29 +108,54 @@ async def test_a_status_is_applied_to_the_very_resource(api: Api) -> None:
     assert "spec" not in sent
 
 
-async def test_everything_of_a_service_is_found_by_label(api: Api) -> None:
-    pods = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": [scene.pod()]}
-    empty = {"apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": []}
-    for plural in ("serviceaccounts", "configmaps", "pods"):
-        api.recorder.answers[f"GET /api/v1/namespaces/llm/{plural}"] = web.json_response(empty)
-    for plural in ("deployments", "replicasets", "controllerrevisions"):
-        api.recorder.answers[f"GET /apis/apps/v1/namespaces/llm/{plural}"] = web.json_response(empty)
-    budget = {"metadata": {"name": "chat", "namespace": "llm"}, "spec": {"maxUnavailable": 1}}
-    budgets = web.json_response({"apiVersion": "policy/v1", "metadata": {}, "items": [budget]})
-    api.recorder.answers["GET /apis/policy/v1/namespaces/llm/poddisruptionbudgets"] = budgets
-    api.recorder.answers["GET /apis/networking.k8s.io/v1/namespaces/llm/networkpolicies"] = web.json_response(empty)
-    api.recorder.answers["GET /api/v1/namespaces/llm/pods"] = web.json_response(pods)
-    without_kind = {key: value for key, value in ITEM.items() if key not in {"kind", "apiVersion"}}
-    services = web.json_response({"apiVersion": "v1", "metadata": {}, "items": [without_kind]})
-    api.recorder.answers["GET /api/v1/namespaces/llm/services"] = services
+def listed(api: Api, kind: str, *items: Json, version: str = "50") -> None:
+    """What the server has of a kind, in all namespaces."""
+    page = {"apiVersion": KINDS[kind].api_version, "metadata": {"resourceVersion": version}, "items": list(items)}
+    api.recorder.answers[f"GET {KINDS[kind].prefix}/{KINDS[kind].plural}"] = web.json_response(page)
 
+
+def ours(name: str, *, number: int = 7, service: str = "chat") -> Json:
+    metadata = {"name": name, "namespace": "llm", "resourceVersion": str(number), "managedFields": [{"manager": "x"}]}
+    return {"metadata": {**metadata, "labels": {"sluice.dev/inferenceservice": service}}}
+
+
+async def test_a_service_is_looked_at_as_the_watches_brought_it_without_a_request(api: Api) -> None:
     kinds = [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS]
-    seen = await api.kube.observe("llm", "chat", kinds)
+    waiting = asyncio.create_task(api.kube.observe("llm", "chat", kinds))
+    for kind in kinds:
+        listed(api, kind)
+    listed(api, "Service", ours("chat"), ours("other", service="other"))
+    listed(api, "Pod", ours("chat-1"))
+    for kind in kinds:
+        assert not waiting.done(), "before all was listed, nothing is known"
+        await api.kube.list_children(kind, "")
+    requests = len(api.recorder.asked)
 
-    assert set(seen.owned) == {("Service", "chat"), ("PodDisruptionBudget", "chat")}
-    assert [pod["metadata"]["name"] for pod in seen.pods] == ["chat-new-1"]
-    selectors = {query["labelSelector"] for _, _, query, _, _ in api.recorder.asked}
-    assert selectors == {"app.kubernetes.io/managed-by=sluice-operator,sluice.dev/inferenceservice=chat"}
+    seen = await waiting
+
+    assert set(seen.owned) == {("Service", "chat")}
+    assert "managedFields" not in seen.owned["Service", "chat"]["metadata"]
+    assert [pod["metadata"]["name"] for pod in seen.pods] == ["chat-1"]
+    assert len(api.recorder.asked) == requests
+    assert {query["labelSelector"] for _, _, query, _, _ in api.recorder.asked} == {
+        "app.kubernetes.io/managed-by=sluice-operator"
+    }
+
+
+async def test_what_we_wrote_is_seen_at_once_and_what_the_watch_removes_is_gone(api: Api) -> None:
+    listed(api, "Service")
+    await api.kube.list_children("Service", "")
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = web.json_response(
+        {**ITEM, **ours("chat", number=60)}
+    )
+
+    await api.kube.apply(ITEM)
+    assert set((await api.kube.observe("llm", "chat", ["Service"])).owned) == {("Service", "chat")}
+
+    gone = {"kind": "Service", **ours("chat", number=61)}
+    api.recorder.answers["GET /api/v1/services"] = lines({"type": "DELETED", "object": gone})
+    [_ async for _ in api.kube.watch_children("Service", "", "50")]
+    assert (await api.kube.observe("llm", "chat", ["Service"])).owned == {}
 
 
 async def test_a_refusal_carries_the_servers_own_words(api: Api) -> None:
@@ -287,6 +314,7 @@ def lines(*events: Json) -> web.Response:
 
 def event(kind: str, version: str, name: str | None = "chat") -> Json:
     metadata = {
+        "name": "chat-1",
         "resourceVersion": version,
         "namespace": "llm",
         "labels": {"sluice.dev/inferenceservice": name} if name else {},

@@ -8,6 +8,7 @@ What it may do to which kind is in `kinds.py`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -24,10 +25,11 @@ from kubernetes.aio.client import ApiClient, Configuration
 from sluice_engine import codec
 from sluice_operator.changes import Told
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
-from sluice_operator.kinds import KINDS, OWNED_KINDS, SERVICE_KIND
-from sluice_operator.labels import MANAGED_BY, SERVICE_LABEL
-from sluice_operator.plan import Key, Observed, key
+from sluice_operator.kinds import KINDS, SERVICE_KIND
+from sluice_operator.labels import MANAGED_BY
+from sluice_operator.plan import Key, Observed
 from sluice_operator.pod_template import Object
+from sluice_operator.seen import Seen
 
 FIELD_MANAGER = "sluice"
 
@@ -43,6 +45,8 @@ _WATCH_SECONDS = 240
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=_WATCH_SECONDS + 30, sock_connect=10, sock_read=90)
 # Of the pods whose status says too little, so many are asked after.
 _MOST_EXPLAINED = 3
+# Until then the watches of all kinds have begun; if not, the look is tried again.
+_SYNCED_WITHIN_S = 30.0
 _GONE = 410
 _UNPROCESSABLE = 422
 _NOT_TYPED = "failed to create typed patch object"
@@ -81,6 +85,7 @@ class Kube:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self._seen = Seen()
         self.may_act: Callable[[], bool] = lambda: True
         """Asked before each write to what belongs to services: a process that lost its Lease writes nothing more."""
 
@@ -104,14 +109,9 @@ class Kube:
         return listed
 
     async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
-        """Everything in the cluster that belongs to one service, by label; of these kinds, which the cluster serves."""
-        query = [("labelSelector", f"{_MANAGED_SELECTOR},{SERVICE_LABEL}={name}")]
-        found: dict[str, list[Object]] = {}
-        for kind in kinds:
-            page = await self._call("GET", _path(kind, namespace), query)
-            found[kind] = [_with_kind(kind, page, item) for item in page["items"]]
-        owned = {key(item): item for kind in kinds if kind in OWNED_KINDS for item in found[kind]}
-        return Observed(owned=owned, replica_sets=found.get("ReplicaSet", ()), pods=found.get("Pod", ()))
+        """Everything that belongs to one service, of these kinds; as the watches brought it, no request is made."""
+        async with asyncio.timeout(_SYNCED_WITHIN_S):
+            return await self._seen.observe(namespace, name, kinds)
 
     async def read(self, kind: str, namespace: str, name: str) -> Object | None:
         """One object, or None."""
@@ -129,7 +129,9 @@ class Kube:
             ApiRefused: the server found it invalid, or it may not be written.
         """
         metadata = item["metadata"]
-        return await self._patch(_path(item["kind"], metadata["namespace"], metadata["name"]), item)
+        after = await self._patch(_path(item["kind"], metadata["namespace"], metadata["name"]), item)
+        self._seen.put(after)
+        return after
 
     async def apply_status(self, body: Object, status: Mapping[str, Any]) -> None:
         """Apply the status of an InferenceService, unless it is another one by that name by now."""
@@ -144,7 +146,7 @@ class Kube:
         await self._patch(f"{path}/status", item)
 
     async def delete(self, found: Key, namespace: str) -> None:
-        """Delete an object; one that is gone already is fine."""
+        """Delete an object; one that is gone already is fine. That it is gone, the watch tells."""
         kind, name = found
         self._check_lease()
         try:
@@ -206,7 +208,9 @@ class Kube:
     async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
         """All objects of a kind that this operator manages, and the version to watch from."""
         page = await self._call("GET", _path(kind, namespace), [("labelSelector", _MANAGED_SELECTOR)])
-        return page["items"], page["metadata"]["resourceVersion"]
+        items = [_with_kind(kind, page, item) for item in page["items"]]
+        self._seen.replace(kind, namespace, items, page["metadata"]["resourceVersion"])
+        return items, page["metadata"]["resourceVersion"]
 
     async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Object]]:
         """Events (type and object, bookmarks included) after the version `since`, until the server ends the stream.
@@ -229,6 +233,10 @@ class Kube:
                     if event["object"].get("code") == _GONE:
                         raise WatchExpired
                     raise _refused(event["object"].get("code", 500), line)
+                if event["type"] == "DELETED":
+                    self._seen.remove(event["object"])
+                elif event["type"] != "BOOKMARK":
+                    self._seen.put(event["object"])
                 yield event["type"], event["object"]
         finally:
             response.close()

@@ -45,7 +45,7 @@ from sluice_operator.situation import Runtime
 log = logging.getLogger(__name__)
 
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
-_GATHER_S = 0.2
+_GATHER_S = 0.05
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 # A pod that hangs is asked after so often: with the time between two looks, its cause is known within 10 s.
 _EVENTS_EVERY_S = 4.0
