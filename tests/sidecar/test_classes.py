@@ -166,9 +166,54 @@ def test_the_lowest_class_that_is_let_in_is_told() -> None:
 
 
 def test_no_class_may_fill_more_than_a_more_urgent_one() -> None:
-    classes = Classes((ClassConfig(name="standard", ceiling_percent=50),))
+    pod, classes = Pod(), Classes((ClassConfig(name="standard", ceiling_percent=50),))
 
-    assert [classes.percent(name) for name in CLASSES] == [100, 95, 50, 50, 50]
+    assert [classes.percent(name, pod.admission.room, 0) for name in CLASSES] == [100, 95, 50, 50, 50]
+
+
+def stayed(pod: Pod, stay_us: int) -> None:
+    """Requests stay so long."""
+    for _ in range(20):
+        pod.admission.room.learned.residence.add(stay_us)
+
+
+@pytest.mark.parametrize(
+    ("stay_us", "slots"),
+    [
+        pytest.param(10 * S, 19, id="a-twentieth-falls-free-within-the-moment-that-others-may-wait"),
+        pytest.param(5 * S, 20, id="a-tenth-does"),
+        pytest.param(100 * S, 18, id="who-stays-long-gives-nothing-back-in-time"),
+    ],
+)
+def test_what_is_kept_for_more_urgent_ones_is_lent_while_none_asks(stay_us: int, slots: int) -> None:
+    pod = Pod(live_config(max_wait_us=S, ttft_us=2 * S))
+    stayed(pod, stay_us)
+
+    assert pod.fill("standard") == slots
+
+
+def test_once_a_more_urgent_one_has_asked_its_part_is_kept_for_a_minute() -> None:
+    pod = Pod(live_config(max_wait_us=S, ttft_us=2 * S))
+    stayed(pod, 5 * S)
+    urgent = pod.ask("interactive")
+    assert isinstance(urgent, Permit)
+    urgent.close(pod.now_us)
+
+    pod.now_us += 60 * S
+    pod.admission.observe(ready_state(derived=TWENTY_SLOTS, seq=2), pod.now_us, pod.now_us)
+    assert pod.fill("standard") == 18
+    pod.now_us += 1
+    pod.admission.observe(ready_state(derived=TWENTY_SLOTS, seq=3), pod.now_us, pod.now_us)
+    assert pod.admission.room.inside(pod.now_us) == 19, "the one that waited for it is in"
+
+
+def test_a_ceiling_that_somebody_set_is_obeyed() -> None:
+    live = live_config(max_wait_us=S, ttft_us=2 * S)
+    set_by_hand = replace(live.admission, classes=(ClassConfig(name="standard", ceiling_percent=90),))
+    pod = Pod(replace(live, admission=set_by_hand))
+    stayed(pod, 5 * S)
+
+    assert pod.fill("standard") == 18
 
 
 def test_changed_ceilings_hold_for_who_asks_next() -> None:

@@ -86,6 +86,25 @@ def test_a_first_attempt_is_no_retry_whatever_the_budget() -> None:
     assert door.reason() == "slots"
 
 
+def test_a_first_attempt_is_told_not_to_come_again_where_retries_have_had_their_share() -> None:
+    door = Door()
+    door.fill()
+    invited = door.enter()
+    assert isinstance(invited, Refusal)
+    assert (invited.reason, invited.should_retry) == (Reason.SLOTS, True), "nobody has come back yet"
+
+    spent = Door()
+    spent.spend()
+    told = spent.enter()
+
+    assert isinstance(told, Refusal)
+    assert (told.reason, told.should_retry, told.headers()["x-should-retry"]) == (Reason.SLOTS, False, "false")
+    assert "do not send this request again by itself" in told.message
+    other = spent.enter(service_class="critical")
+    assert isinstance(other, Refusal)
+    assert not other.should_retry, "its class is short of room by now, too"
+
+
 def test_a_class_that_has_room_is_open_to_retries() -> None:
     door = Door()
     door.spend()

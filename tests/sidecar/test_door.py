@@ -322,6 +322,7 @@ def test_a_flood_that_must_leave_room_does_not_stand_in_the_way_of_those_it_is_l
         pod.admit("flood")
     for name in ("a", "b"):
         pod.admit(name)
+    pod.admission.tenants.was_short(pod.now_us, for_others=False)
     held = waits(pod.ask("flood"))
     assert held.held is not None
     assert held.held.reason is Reason.TENANT_SHARE
@@ -365,6 +366,7 @@ def test_observe_tells_who_would_have_been_refused_for_the_share_of_others() -> 
     pod = Pod(replace(live, admission=replace(live.admission, mode="Observe")), slots=10, blocks=200)
     for name in ("flood",) * 6 + ("a", "b"):
         pod.admit(name)
+    pod.admission.tenants.was_short(pod.now_us, for_others=False)
 
     pod.admit("flood")
 

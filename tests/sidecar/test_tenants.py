@@ -8,10 +8,10 @@ from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import TenantConfig
 from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
-from sluice_sidecar.capacity.prefixes import Beginning, Match
 from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.waiting import tenants as module
 from sluice_sidecar.waiting.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
+from sluice_sidecar.waiting.wishes import Wanted, Wishes
 
 S = 1_000_000
 
@@ -105,55 +105,79 @@ def crowded() -> Tenants:
     return tenants
 
 
-def test_who_has_more_than_its_share_leaves_room_for_those_that_asked_within_a_second() -> None:
+def test_who_has_more_than_its_share_leaves_room_for_what_the_others_ask_in_a_second() -> None:
     tenants = crowded()
+    tenants.was_short(0, for_others=False)
     tenants.asked("a", SHORT, 0)
     tenants.asked("b", LONG, S // 2)
     tenants.asked("flood", LONG, S // 2)
 
-    assert tenants.kept_from("flood", S // 2) == LONG.choices + SHORT.choices
-    assert tenants.kept_from("flood", S + 1) == LONG.choices, "a asks no more: its share may be borrowed"
-    assert tenants.kept_from("flood", 2 * S) == ()
-    assert tenants.kept_from("a", S // 2) == (), "who has less than its share leaves room for nobody"
+    assert tenants.kept_from("flood", S // 2) == Wanted(2, 1_020), "what the flood itself asks for is not kept"
+    assert tenants.kept_from("a", S // 2) is None, "who has less than its share leaves room for nobody"
+    assert tenants.kept_from("flood", S * 3 // 2) == Wanted(2, 1_020)
+    assert tenants.kept_from("flood", 2 * S) is None, "they ask no more: their share may be borrowed"
+
+
+def test_room_is_kept_only_while_there_is_not_enough_for_all() -> None:
+    tenants = crowded()
+    tenants.asked("a", SHORT, 0)
+    assert tenants.kept_from("flood", 0) is None
+
+    tenants.was_short(0, for_others=True)
+    assert tenants.kept_from("flood", 0) is None, "what was kept is no proof that there is too little"
+    tenants.was_short(0, for_others=False)
+    tenants.was_short(9 * S, for_others=True)
+    tenants.asked("a", SHORT, 19 * S)
+
+    assert tenants.kept_from("flood", 19 * S) == Wanted(1, 110)
+    tenants.asked("a", SHORT, 20 * S)
+    assert tenants.kept_from("flood", 20 * S) is None
 
 
 def test_room_is_kept_where_a_share_is_less_than_a_percent() -> None:
     tenants = crowded()
+    tenants.was_short(0, for_others=False)
     for number in range(200):
         tenants.start(f"user-{number}", f"user-{number}", 20)
     tenants.asked("late", SHORT, 0)
     assert tenants.shares_percent("late") == (0, 0)
 
-    assert tenants.kept_from("flood", 0) == SHORT.choices
+    assert tenants.kept_from("flood", 0) == Wanted(1, 110)
 
 
-def test_room_is_kept_for_two_and_no_more() -> None:
-    tenants = crowded()
-    for name in ("c", "a", "b"):
-        tenants.asked(name, SHORT, 0)
+def test_one_a_little_above_its_share_leaves_room_for_nobody_beside_one_with_far_more() -> None:
+    tenants = Tenants(())
+    for name, booked_us in (("flood", 50), ("a", 27), ("b", 11), ("c", 12)):
+        tenants.start(name, name, booked_us)
 
-    assert len(tenants.kept_from("flood", 0)) == 2
+    assert tenants.is_over("flood")
+    assert not tenants.is_over("a"), "it has more than a quarter, and about half of what the flood has"
 
 
 def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
     tenants = crowded()
+    tenants.was_short(0, for_others=False)
     tenants.asked("a", SHORT, 0)
     for name in "cdef":
         tenants.start(name, name, 8_000)
         tenants.asked(name, SHORT, 0)
-    assert tenants.kept_from("flood", 0) == SHORT.choices
+    assert tenants.kept_from("flood", 0) is not None
 
     monkeypatch.setattr(module, "LOOKED_AT", 4)
 
-    assert tenants.kept_from("flood", 0) == ()
+    assert tenants.kept_from("flood", 0) is None
 
 
-def test_no_prompt_is_kept_of_who_asked() -> None:
-    tenants = crowded()
+def test_the_fullest_of_the_last_ten_seconds_counts() -> None:
+    wishes = Wishes()
+    for second, calls in ((0, 5), (1, 2), (3, 1)):
+        for _ in range(calls):
+            wishes.add(SHORT, second * S)
+    wishes.add(LONG, 3 * S)
 
-    tenants.asked("a", Cost(SHORT.choices, matches=(Match(Beginning("a", b"x" * 4096)),)), 0)
-
-    assert list(tenants._recent.values()) == [(0, SHORT.choices)]
+    assert wishes.most(3 * S) == Wanted(5, 1_020), "requests of one second, tokens of another"
+    assert wishes.most(10 * S) == Wanted(2, 1_020)
+    assert wishes.most(13 * S) == Wanted()
 
 
 def test_who_asked_long_ago_is_forgotten() -> None:

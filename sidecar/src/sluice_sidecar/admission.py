@@ -165,17 +165,18 @@ class Admission:
         """The refusal while no capacity exists; None while it does."""
         return None if self.unavailable is None else self._refuse_unavailable(self.unavailable)
 
-    def refuse_busy(self, reason: Reason, problem: str, now_us: int) -> Refusal:
+    def refuse_busy(self, reason: Reason, problem: str, now_us: int, service_class: str = STANDARD) -> Refusal:
         """The refusal for load that was found outside the tests here."""
         wait_us = self.room.time_for(1, len(self.room.ledger.entries), now_us)
-        return self._refuse_busy(Held(reason, problem, wait_us), now_us)
+        return self._refuse_busy(Held(reason, problem, wait_us), service_class, now_us)
 
     def overflowed(self, terms: Terms, attempt: Attempt, now_us: int) -> Refusal:
         """The refusal of what was let in and found the engine's own queue full: a wrong estimate, and load."""
         self.room.missed(now_us)
         self.retry_budget.refused(terms.service_class, now_us)
         self.attempts.turned_away(attempt, now_us)
-        return self.refuse_busy(Reason.ENGINE_OVERLOADED, "the engine's own queue is full", now_us)
+        problem = "the engine's own queue is full"
+        return self.refuse_busy(Reason.ENGINE_OVERLOADED, problem, now_us, terms.service_class)
 
     def count(self, refusal: Refusal) -> None:
         """A refusal was given as an answer, whoever decided on it."""
@@ -233,8 +234,9 @@ class Admission:
 
         What would wait at the door counts as let in, since what a wait is for mostly comes; here nobody waits.
         """
-        self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
+        self._door.asked(ticket, now_us)
         look = self._door.look(ticket, now_us)
+        self._door.found_none(look, now_us)
         ticket.decision.looked(look)
         refusal = refusal or deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)
         if refusal is not None or look.held is None:
@@ -248,8 +250,9 @@ class Admission:
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
         """Look for room; without, a place at the door where waiting may help."""
-        self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
+        self._door.asked(ticket, now_us)
         look = self._door.look(ticket, now_us)
+        self._door.found_none(look, now_us)
         ticket.decision.looked(look)
         if (refusal := deadlines.too_late(look, ticket.cost, ticket.terms, now_us - ticket.arrived_us)) is not None:
             return refusal
@@ -346,27 +349,31 @@ class Admission:
         held = ticket.held
         assert held is not None, "who is refused for load was looked at"
         self._count("shed", ticket, now_us)
-        has, due = self.tenants.shares_percent(ticket.terms.tenant)
-        if has > due and self._queue.others_wait(ticket):
+        if self.tenants.is_over(ticket.terms.tenant) and self._queue.others_wait(ticket):
             held = Held(Reason.TENANT_SHARE, self._door.over_share(ticket), held.wait_us)
         elif held.reason is not Reason.TENANT_SHARE and not held.by_itself:
             self.sizes.refused(ticket.terms, ticket.cost, now_us)
         if not held.by_itself:
             self.retry_budget.refused(ticket.terms.service_class, now_us)
         self._may_come_back(ticket, now_us)
-        return self._refuse_busy(held, now_us)
+        return self._refuse_busy(held, ticket.terms.service_class, now_us)
 
     def _may_come_back(self, ticket: Ticket, now_us: int) -> None:
         """It got no answer for load: told to or not, the same body may be here again."""
         self.attempts.turned_away(ticket.attempt, now_us)
         self.retries_total["refused"] += ticket.attempt.number > 0
 
-    def _refuse_busy(self, held: Held, now_us: int) -> Refusal:
+    def _refuse_busy(self, held: Held, service_class: str, now_us: int) -> Refusal:
         retry_us = self.retry_after.delay_us(
             held.wait_us, lambda count: self.room.time_for(count, len(self.room.ledger.entries), now_us), now_us
         )
+        # Where retries have had their share already, one more would come for nothing.
+        is_pointless = self.retry_budget.closed_to(service_class, now_us)
         back = "" if retry_us is None else f" Come back in {retry_us / 1e6:.1f} s."
-        return Refusal(held.reason, f"The model is busy: {held.problem}.{back}", retry_us, wait_us=held.wait_us)
+        if is_pointless:
+            back = f"{back} Retries have had their share of it; do not send this request again by itself."
+        message = f"The model is busy: {held.problem}.{back}"
+        return Refusal(held.reason, message, retry_us, wait_us=held.wait_us, is_pointless=is_pointless)
 
     def _settle(self, ticket: Ticket, verdict: Permit | Refusal) -> None:
         if isinstance(verdict, Refusal):

@@ -128,6 +128,8 @@ class Refusal:
     """Of a refusal for a tenant's quota."""
     wait_us: int | None = None
     """The measured wait for the room it needs, neither clamped nor spread; for records, not told."""
+    is_pointless: bool = False
+    """Whether a retry would be refused for certain, whatever else of this reason may come again."""
 
     @property
     def status(self) -> int:
@@ -137,7 +139,7 @@ class Refusal:
     @property
     def should_retry(self) -> bool:
         """Whether the very same request may succeed later or elsewhere."""
-        return _ANSWERS[self.reason].should_retry
+        return _ANSWERS[self.reason].should_retry and not self.is_pointless
 
     @property
     def closes_connection(self) -> bool:

@@ -224,6 +224,12 @@ class Room:
             queue_us = max(0, together_us - own_us)
         return own_us + max(0, self._step_left_us + queue_us - self._done_us(queue_tokens, queue_us, now_us))
 
+    def queue_us(self, limits: Limits, cost: Cost, now_us: int) -> int:
+        """How long a call that enters now waits for the prefill of others, before the bias."""
+        inside = self._inside(now_us).choices
+        own_us = limits.prefill_us(0, cost.prefill_tokens, inside, own_requests=len(cost.choices))
+        return max(0, self.predicted_ttft_us(limits, cost, now_us) - own_us)
+
     def _done_us(self, queue_tokens: int, queue_us: int, now_us: int) -> int:
         """What the engine will have done since its state was taken of the work that was told then."""
         age_us = self.sight.age_us(now_us)
@@ -232,13 +238,16 @@ class Room:
         told_us = queue_us * min(queue_tokens, self._queue_told_tokens) // max(1, queue_tokens)
         return min(int(age_us / self.learned.bias.factor(now_us)), self._step_left_us + told_us)
 
+    def stay_us(self, now_us: int) -> int | None:
+        """How long a request stays; None while no stay was measured."""
+        mean_us = self.learned.residence.mean_us
+        # Those inside may be slower than those that left: they have stayed this long already.
+        return None if mean_us is None else max(mean_us, self.ledger.mean_age_us(now_us))
+
     def time_for(self, needed: int, inside: int, now_us: int) -> int | None:
         """Time until `needed` of the `inside` are free again, at the rate at which requests leave now."""
-        mean_us = self.learned.residence.mean_us
-        if mean_us is None or not inside:
-            return None
-        # Those inside may be slower than those that left: they have stayed this long already.
-        return needed * max(mean_us, self.ledger.mean_age_us(now_us)) // inside
+        stay_us = self.stay_us(now_us)
+        return None if stay_us is None or not inside else needed * stay_us // inside
 
     def _time_to_room_us(self, limits: Limits, cost: Cost, excess: int, ceiling: int, now_us: int) -> int | None:
         """Time until the future peak would have room for a call; None while no stay was measured.

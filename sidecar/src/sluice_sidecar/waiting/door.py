@@ -6,6 +6,8 @@ Owns whose turn it is, what keeps each out, and how long it may wait. Joins what
 
 from __future__ import annotations
 
+import math
+
 from sluice_engine.config import LiveConfig
 from sluice_sidecar import deadlines
 from sluice_sidecar.capacity.ledger import Cost
@@ -14,8 +16,15 @@ from sluice_sidecar.errors import Reason
 from sluice_sidecar.waiting.classes import Classes
 from sluice_sidecar.waiting.fairness import Queue, Ticket
 from sluice_sidecar.waiting.sizes import SizeGuard
-from sluice_sidecar.waiting.tenants import KEPT_PERCENT, Tenants
+from sluice_sidecar.waiting.tenants import Tenants
+from sluice_sidecar.waiting.wishes import Wanted
 
+# Room is kept for this many of the fullest second of tenants with less than their share: what is inside goes on
+# growing, and falls free at its own pace. And this part of the room at most.
+KEPT_SECONDS, MOST_KEPT_PERCENT = 2, 40
+# A tenant that has more than its share goes in behind no more prefill than this part of the promise of a first token:
+# inside the engine the order is that of arrival, and others would stand behind all that it brought.
+QUEUE_PART = 20
 # A few small requests may always stand at the door; beyond, no more than could run at once.
 LEAST_DOOR = 4
 # Room that is there, and kept for certain others: those go before whoever is held by this.
@@ -28,7 +37,8 @@ class Door:
     def __init__(self, live: LiveConfig, room: Room) -> None:
         self._room = room
         self._max_wait_us = live.admission.max_wait_us
-        self.classes = Classes(live.admission.classes)
+        self._queue_us = live.slo.time_to_first_token_us // QUEUE_PART
+        self.classes = Classes(live.admission.classes, _moment_us(live))
         self.tenants = Tenants(live.admission.tenants)
         self.sizes = SizeGuard()
         self.queue = Queue(self.tenants, live.scheduling.aging_interval_us)
@@ -36,9 +46,20 @@ class Door:
     def configure(self, live: LiveConfig) -> None:
         """Take other settings; nobody who waits is turned out for them."""
         self._max_wait_us = live.admission.max_wait_us
-        self.classes.configure(live.admission.classes)
+        self._queue_us = live.slo.time_to_first_token_us // QUEUE_PART
+        self.classes.configure(live.admission.classes, _moment_us(live))
         self.tenants.configure(live.admission.tenants)
         self.queue.configure(live.scheduling.aging_interval_us)
+
+    def asked(self, ticket: Ticket, now_us: int) -> None:
+        """It has come: room is kept for its tenant and its class."""
+        self.classes.asked(ticket.terms.service_class, now_us)
+        self.tenants.asked(ticket.terms.tenant, ticket.cost, now_us)
+
+    def found_none(self, look: Look, now_us: int) -> None:
+        """One that was looked at found no room, if so."""
+        if look.held is not None and not look.held.by_itself:
+            self.tenants.was_short(now_us, for_others=look.held.reason is Reason.TENANT_SHARE)
 
     def look(self, ticket: Ticket, now_us: int) -> Look:
         """The room there is for it, and that it leaves: for other tenants, and for a longer request."""
@@ -48,14 +69,12 @@ class Door:
             look.held = deadlines.held_by_own_promise(look, ticket.terms, now_us - ticket.arrived_us)
         if look.held is not None:
             return look
-        others = self.tenants.kept_from(ticket.terms.tenant, now_us)
-        if others:
-            wanted = Cost(cost.choices + others)
-            beside = self.classes.look(service_class, wanted, self._room, now_us, 0, less_percent=KEPT_PERCENT)
-            if beside.held is not None:
-                problem = self.over_share(ticket)
-                look.held = Held(Reason.TENANT_SHARE, problem, beside.held.wait_us)
-                return look
+        wanted = self.tenants.kept_from(ticket.terms.tenant, now_us)
+        if wanted is not None and (held := self._beside(ticket, wanted, now_us)) is not None:
+            look.held = held
+            return look
+        if self.tenants.is_crowded(ticket.terms.tenant):
+            return look
         kept = self.sizes.kept_for(ticket.terms, cost, now_us)
         if kept is None:
             return look
@@ -132,6 +151,17 @@ class Door:
         bounds_us = [bound for bound in (ticket.terms.bound_us, ticket.terms.door_us) if bound is not None]
         return min([most_us, *(bound - waited_us for bound in bounds_us)])
 
+    def _beside(self, ticket: Ticket, wanted: Wanted, now_us: int) -> Held | None:
+        """What keeps it out beside what others with less than their share are about to ask for."""
+        limits, room, cost = self._room.limits, self._room, ticket.cost
+        assert limits is not None, "asked where something was looked at"
+        if room.inside(now_us) and (queue_us := room.queue_us(limits, cost, now_us)) > self._queue_us:
+            return Held(Reason.TENANT_SHARE, self.over_share(ticket), queue_us - self._queue_us)
+        part = max(wanted.tokens / limits.pool_tokens, wanted.requests / limits.max_sequences)
+        less_percent = min(MOST_KEPT_PERCENT, math.ceil(100 * KEPT_SECONDS * part))
+        held = self.classes.look(ticket.terms.service_class, cost, room, now_us, 0, less_percent=less_percent).held
+        return None if held is None else Held(Reason.TENANT_SHARE, self.over_share(ticket), held.wait_us)
+
     def over_share(self, ticket: Ticket) -> str:
         """What is said to one whose tenant has more than its share."""
         has, due = self.tenants.shares_percent(ticket.terms.tenant)
@@ -149,6 +179,11 @@ class Door:
         if ticket.terms.service_class != blocker.terms.service_class:
             return False
         if blocker.held is not None and blocker.held.reason is Reason.TENANT_SHARE:
-            return not self.tenants.kept_from(ticket.terms.tenant, now_us)
+            return self.tenants.kept_from(ticket.terms.tenant, now_us) is None
         kept = self.sizes.kept_for(blocker.terms, blocker.cost, now_us)
         return kept is not None and self.sizes.is_as_large(ticket.cost, kept)
+
+
+def _moment_us(live: LiveConfig) -> int:
+    """How long one whose turn it is may wait."""
+    return min(live.admission.max_wait_us, live.slo.time_to_first_token_us // 4)

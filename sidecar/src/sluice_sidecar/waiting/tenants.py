@@ -17,17 +17,20 @@ from dataclasses import dataclass
 from itertools import islice
 
 from sluice_engine.config import TenantConfig
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
+from sluice_sidecar.waiting.wishes import Wanted, Wishes
 
 # Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
 _SCALE = 1000
 # Who has asked within this time may ask again at once: room is kept for it from those that have more than their share.
 # A share that nobody asks for is there for others after it.
 RECENT_US = 1_000_000
-# For so many of them, and this part of the room, since the next may ask for more than the last.
-KEPT_FOR, KEPT_PERCENT = 2, 5
+# And only while there is not enough for all: so long after somebody found no room.
+SHORT_US = 10_000_000
+# Who has less than so much of what the one with most has, each for its weight, is not the one that others wait for.
+NEAR_MOST = 0.9
 # Of those who asked last, a decision looks at no more: beyond, it would cost more than it may.
 LOOKED_AT = 64
 # Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
@@ -71,8 +74,10 @@ class Tenants:
         """Tenants with nothing here that are kept for what they have overdrawn, the longest kept first."""
         self._bookings: dict[str, tuple[str, int]] = {}
         """Tenant and estimate of each request inside."""
-        self._recent: OrderedDict[str, tuple[int, tuple[ChoiceCost, ...]]] = OrderedDict()
-        """When each tenant asked last, and for what; the last to ask at the end. No prompt is kept with it."""
+        self._recent: OrderedDict[str, int] = OrderedDict()
+        """When each tenant asked last; the last to ask at the end."""
+        self._wishes = Wishes()
+        self._short_us: int | None = None
         self._virtual_time = 0
         """Virtual service at which the last request started: it never falls."""
         self._booked_us = 0
@@ -102,26 +107,46 @@ class Tenants:
 
     def asked(self, tenant: str, cost: Cost, now_us: int) -> None:
         """A request of it has come."""
-        self._recent[tenant] = now_us, cost.choices
+        self._recent[tenant] = now_us
         self._recent.move_to_end(tenant)
-        while now_us - self._recent[next(iter(self._recent))][0] > RECENT_US:
+        while now_us - self._recent[next(iter(self._recent))] > RECENT_US:
             self._recent.popitem(last=False)
+        if not self.is_over(tenant):
+            self._wishes.add(cost, now_us)
 
-    def kept_from(self, tenant: str, now_us: int) -> tuple[ChoiceCost, ...]:
-        """What must still find room beside a request of a tenant that has more than its share; nothing for others."""
-        has, due = self.shares_percent(tenant)
-        kept: tuple[ChoiceCost, ...] = ()
-        if has <= due:
-            return kept
-        found = 0
+    def was_short(self, now_us: int, *, for_others: bool) -> None:
+        """Somebody found no room; `for_others`: there was some, kept for other tenants."""
+        if not for_others or self._is_short(now_us):
+            self._short_us = now_us
+
+    def kept_from(self, tenant: str, now_us: int) -> Wanted | None:
+        """What must still find room beside a request of a tenant that has more than its share; None for others.
+
+        That is what those with less ask for in a full second, while there is not enough for all and one of them has
+        asked within the last.
+        """
+        if not self._is_short(now_us) or not self.is_over(tenant):
+            return None
         for name in islice(reversed(self._recent), LOOKED_AT):
-            asked_us, choices = self._recent[name]
-            if now_us - asked_us > RECENT_US or found == KEPT_FOR:
-                return kept
-            if name != tenant and self._has_less(name):
-                kept += choices
-                found += 1
-        return kept
+            if now_us - self._recent[name] > RECENT_US:
+                return None
+            if name != tenant and not self.is_over(name):
+                return self._wishes.most(now_us)
+        return None
+
+    def is_over(self, tenant: str) -> bool:
+        """Whether it has more than its share, and about as much for its weight as whoever has most.
+
+        Shares are of all that is in use: where one has less than its own, more is there for those that are next.
+        """
+        account = self._accounts.get(tenant)
+        if account is None or account.booked_us * self._active_weight <= account.weight * self._booked_us:
+            return False
+        most = max(account.booked_us / account.weight for account in self._accounts.values())
+        return account.booked_us > NEAR_MOST * most * account.weight
+
+    def _is_short(self, now_us: int) -> bool:
+        return self._short_us is not None and now_us - self._short_us <= SHORT_US
 
     def is_crowded(self, tenant: str) -> bool:
         """Whether it has less than its share while another has twice its own or more."""
