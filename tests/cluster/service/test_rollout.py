@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.service.release import Release
 from cluster.service.space import MODELS_AT, Space
 from cluster.service.streams import Stream, client, once, opened
 from cluster.testnode.cluster import Cluster, Object
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
+
+from rollout import measure, paced_space  # found through the path above
+
 pytestmark = pytest.mark.cluster
+
+
+async def test_neither_a_restart_nor_the_eviction_of_every_pod_loses_a_stream(release: Release, namespace: str) -> None:
+    seen = await measure(paced_space(release.node, namespace), clients=6, lengths_s=(3.0, 6.0), replicas=2)
+
+    assert (seen["lost"], seen["failed"]) == ([], [])
+    assert seen["completed"] >= 6
 
 
 async def test_a_rolling_restart_under_load_loses_no_stream(space: Space) -> None:

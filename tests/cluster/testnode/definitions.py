@@ -36,7 +36,13 @@ PROMETHEUS_OPERATOR = Definitions(
         for kind in ("podmonitors", "servicemonitors", "prometheusrules")
     ),
 )
-ALL = (PROMETHEUS_OPERATOR,)
+KEDA = Definitions(
+    name="keda",
+    module="github.com/kedacore/keda/v2@v2.21.0",
+    sum="h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
+    files=("config/crd/bases/keda.sh_scaledobjects.yaml",),
+)
+ALL = (PROMETHEUS_OPERATOR, KEDA)
 
 
 def ensure(progress: Progress, wanted: Definitions) -> Path:
