@@ -494,6 +494,15 @@ def test_first_tokens_that_come_late_leave_less_of_the_promise_to_predictions(la
     assert door.admission.room.learned.punctuality.share == share
 
 
+def test_where_nothing_shows_a_first_token_nobody_is_taken_to_be_late(door: Door) -> None:
+    for index in range(4):
+        door.admit(f"r{index}")
+    door.now_us += 60 * S
+    door.observe(requests=())
+
+    assert door.admission.room.learned.punctuality.share == 1.0
+
+
 def with_quota(live: LiveConfig) -> LiveConfig:
     """One tenant has a weight, one a quota."""
     tenants = (TenantConfig(name="a", weight=3), TenantConfig(name="quota", tokens_per_second=200))

@@ -202,6 +202,30 @@ def test_observe_lets_nobody_wait() -> None:
     assert (decision.shed_by, decision.held_by) == ("", ""), "a wait at the door is no refusal"
 
 
+def test_who_waits_when_nothing_is_refused_any_more_goes_in() -> None:
+    door = Door(max_wait_us=1 * S)
+    door.fill()
+    settled: list[Permit | Refusal] = []
+    tickets = [door.admission.enter(f"waits-{index}", COST, door.now_us, settled.append) for index in range(2)]
+    assert all(isinstance(ticket, Ticket) for ticket in tickets)
+
+    door.admission.configure(config(mode="Observe", max_wait_us=1 * S), door.now_us)
+
+    assert [isinstance(verdict, Permit) for verdict in settled] == [True, True]
+    assert door.admission.waiting == 0
+
+
+def test_observe_tells_whom_the_size_guard_would_have_refused() -> None:
+    door = Door(mode="Observe", max_wait_us=1 * S)
+    door.fill()
+    long = Cost((ChoiceCost(800, 100),))
+    for index in range(4):
+        door.admission.sizes.refused(Terms(), long, door.now_us)
+        door.admission.enter(f"more-{index}", COST, door.now_us, lambda _: None)
+
+    assert door.admission.decisions.last(1)[0].shed_by == Reason.SIZE_GUARD
+
+
 @pytest.mark.parametrize(
     ("terms", "cost", "status"),
     [({"finish_us": 0}, COST, 504), ({}, Cost((ChoiceCost(1_000, 100),)), 400)],

@@ -82,6 +82,10 @@ class Admission:
         self._door.configure(live)
         self.quotas.configure(live.admission.tenants, now_us)
         self.advance(now_us)
+        # Where nothing is refused for load, nobody who waits is refused for it when his time is over.
+        for ticket in list(self._queue) if self.mode == "Observe" else ():
+            self._queue.remove(ticket)
+            self._settle(ticket, self._admit_waiting(ticket, self._door.look(ticket, now_us), now_us))
 
     # What the engine tells.
 
@@ -243,10 +247,14 @@ class Admission:
             return "" if refusal is None else refusal.reason.value, look
         if not self._door.is_cut(ticket, look, now_us) and self._door.wait_us(ticket, look.held, now_us) > 0:
             return "", look
-        ticket.decision.held(look.held)
-        if not look.held.by_itself:
+        # The size guard says at the question how long it may wait that it may not.
+        held = ticket.held or look.held
+        ticket.decision.held(held)
+        if held.reason is not Reason.TENANT_SHARE and not held.by_itself:
+            self.sizes.refused(ticket.terms, ticket.cost, now_us)
+        if not held.by_itself:
             self.retry_budget.refused(ticket.terms.service_class, now_us)
-        return look.held.reason.value, look
+        return held.reason.value, look
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
         """Look for room; without, a place at the door where waiting may help."""
@@ -306,7 +314,8 @@ class Admission:
         self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
         self._count("admitted", ticket, now_us)
         ticket.decision.admitted(now_us)
-        self.sizes.admitted(ticket.terms, ticket.cost, now_us)
+        if not ticket.decision.shed_by:
+            self.sizes.admitted(ticket.terms, ticket.cost, now_us)
         engine_us = expected_us(ticket.cost, self.room.limits)
         self.tenants.start(ticket.terms.tenant, ticket.request_id, engine_us)
         return self.room.reserve(ticket.request_id, ticket.cost, look, now_us)

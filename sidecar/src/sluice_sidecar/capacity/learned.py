@@ -67,11 +67,12 @@ class Learned:
         if decodes and elapsed_us > 0:
             self.pace.learn(limits.decode_step_us(decodes) * tokens // decodes, elapsed_us, now_us)
         for name in [name for name, due_us in self._due_us.items() if now_us > due_us]:
-            # A whole answer's first token is seen in the state alone.
             entry = ledger.entries[name]
-            late = not any(choice.output_tokens for choice in entry.choices)
-            self.punctuality.told(entry.admitted_us, now_us, late=late)
-            del self._due_us[name]
+            # An answer that is not streamed shows its first token here alone, and not where no request is listed.
+            if all(choice.seen for choice in entry.choices):
+                late = not any(choice.output_tokens for choice in entry.choices)
+                self.punctuality.told(entry.admitted_us, now_us, late=late)
+                del self._due_us[name]
         self.punctuality.moved(now_us)
         waiting = ((ledger.entries[name], predicted_us) for name, predicted_us in self._predicted_us.items())
         self.bias.suspect(
