@@ -179,6 +179,24 @@ async def test_an_object_that_is_not_of_its_type_is_a_refusal_for_good(api: Api)
     assert (refused.value.status, refused.value.message) == (422, text)
 
 
+@pytest.mark.parametrize(
+    ("told", "retry_after_s"),
+    [
+        pytest.param({"Retry-After": "7"}, 7, id="in seconds"),
+        pytest.param({}, 0, id="not at all"),
+        pytest.param({"Retry-After": "Mon, 30 Nov 2026 17:00:00 GMT"}, 0, id="as a date, which the server never sends"),
+    ],
+)
+async def test_a_busy_server_says_when_to_come_back(api: Api, told: dict[str, str], retry_after_s: float) -> None:
+    busy = web.Response(status=429, text="Too many requests, please try again later.", headers=told)
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = busy
+
+    with pytest.raises(ApiRefused) as refused:
+        await api.kube.apply(ITEM)
+
+    assert (refused.value.status, refused.value.retry_after_s) == (429, retry_after_s)
+
+
 async def test_a_namespace_that_ends_is_told_apart(api: Api) -> None:
     status = {"reason": "Forbidden", "message": "no", "details": {"causes": [{"reason": "NamespaceTerminating"}]}}
     answer = web.json_response(status, status=403)

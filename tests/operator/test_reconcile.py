@@ -283,6 +283,37 @@ async def test_a_reconcile_that_fails_again_and_again_is_told_until_it_works(
     assert "failure" not in last
 
 
+@pytest.mark.parametrize(
+    ("wanted_s", "slept_s"),
+    [
+        pytest.param(0, 1, id="our own pause where it says nothing"),
+        pytest.param(7, 7, id="the longer of the two"),
+        pytest.param(3600, 60, id="a minute at most"),
+    ],
+)
+async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
+    world: World, monkeypatch: pytest.MonkeyPatch, wanted_s: float, slept_s: float
+) -> None:
+    busy = ApiRefused(429, "TooManyRequests", "later")
+    busy.retry_after_s = wanted_s
+    world.cluster.unexpected = [busy]
+    slept: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(duration_s: float) -> None:
+        slept.append(duration_s)
+        await real(0)
+
+    monkeypatch.setattr("sluice_operator.reconcile.asyncio.sleep", sleep)
+    world.reconciler.see(scene.body())
+
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+
+    assert slept[0] == slept_s
+    assert ("Deployment", "chat") in world.cluster.objects
+
+
 async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World) -> None:
     service = world.service()
     service.wake.clear()

@@ -52,6 +52,8 @@ class ApiRefused(OperatorError):
         self.status = status
         self.reason = reason
         self.message = message
+        self.retry_after_s = 0.0
+        """When the server wants to be asked again at the earliest; 0: it did not say."""
 
 
 class NamespaceEnds(ApiRefused):

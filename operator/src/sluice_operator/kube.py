@@ -283,7 +283,10 @@ class Kube:
             response.release()
             if response.status == _GONE:
                 raise WatchExpired
-            raise _refused(response.status, content)
+            refused = _refused(response.status, content)
+            wanted = response.headers.get("Retry-After", "")
+            refused.retry_after_s = float(wanted) if wanted.isascii() and wanted.isdigit() else 0.0
+            raise refused
         return response
 
 

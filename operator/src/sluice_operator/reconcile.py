@@ -190,7 +190,11 @@ class Reconciler:
                 wait_s = self._settings.poll_s
             except Exception as error:
                 self._metrics.reconciles.labels("failed").inc()
-                wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+                wait_s = max(
+                    float(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]),
+                    # A server that asks for more than a minute is asked again then: it may have recovered long before.
+                    min(error.retry_after_s, _BACKOFF_S[-1]) if isinstance(error, ApiRefused) else 0.0,
+                )
                 failures += 1
                 service.wake.set()  # the next turn looks again: until then nothing is known that could be told
                 told = {**_named(service.body), "error": str(error) or type(error).__name__, "retry_s": wait_s}
