@@ -154,6 +154,22 @@ def test_one_a_little_above_its_share_leaves_room_for_nobody_beside_one_with_far
     assert not tenants.is_over("a"), "it has more than a quarter, and about half of what the flood has"
 
 
+def test_who_has_most_is_known_whoever_comes_and_goes() -> None:
+    tenants, source = Tenants((TenantConfig(name="t1", weight=3),)), random.Random(2)
+    inside: list[str] = []
+    for number in range(3_000):
+        if inside and source.random() < 0.5:
+            tenants.end(inside.pop(source.randrange(len(inside))), 1_000)
+        else:
+            inside.append(str(number))
+            tenants.start(f"t{source.randrange(40)}", inside[-1], source.randint(1, 5_000))
+        if number == 2_000:
+            tenants.configure((TenantConfig(name="t2", weight=7),))
+        accounts = tenants._accounts.values()
+        assert tenants._most() == max((account.booked_us / account.weight for account in accounts), default=0)
+    assert len(tenants._ranks) <= 2 * 40 + 65
+
+
 def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
     tenants = crowded()
     tenants.was_short(0, for_others=False)

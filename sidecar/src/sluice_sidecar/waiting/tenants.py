@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from sluice_engine.config import TenantConfig
@@ -77,6 +78,8 @@ class Tenants:
         self._recent: OrderedDict[str, int] = OrderedDict()
         """When each tenant asked last; the last to ask at the end."""
         self._wishes = Wishes()
+        self._ranks: list[tuple[float, str]] = []
+        """A heap of (−what it has inside over its weight, tenant); some entries are left from before."""
         self._short_us: int | None = None
         self._virtual_time = 0
         """Virtual service at which the last request started: it never falls."""
@@ -92,6 +95,7 @@ class Tenants:
             if not account.is_idle:
                 self._active_weight += weight - account.weight
             account.weight = weight
+        self._rank_all()
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -142,18 +146,35 @@ class Tenants:
         account = self._accounts.get(tenant)
         if account is None or account.booked_us * self._active_weight <= account.weight * self._booked_us:
             return False
-        most = max(account.booked_us / account.weight for account in self._accounts.values())
-        return account.booked_us > NEAR_MOST * most * account.weight
+        return account.booked_us > NEAR_MOST * self._most() * account.weight
+
+    def _most(self) -> float:
+        """What the tenant with most for its weight has inside, over its weight."""
+        while self._ranks:
+            negative, name = self._ranks[0]
+            account = self._accounts.get(name)
+            if account is not None and -account.booked_us / account.weight == negative:
+                return -negative
+            # Left from before: what the tenant has now has an entry of its own.
+            heappop(self._ranks)
+        return 0.0
+
+    def _rank(self, account: Account) -> None:
+        """What a tenant has inside has changed."""
+        heappush(self._ranks, (-account.booked_us / account.weight, account.name))
+        if len(self._ranks) > 2 * len(self._accounts) + 64:
+            self._rank_all()
+
+    def _rank_all(self) -> None:
+        self._ranks = [(-account.booked_us / account.weight, account.name) for account in self._accounts.values()]
+        heapify(self._ranks)
 
     def _is_short(self, now_us: int) -> bool:
         return self._short_us is not None and now_us - self._short_us <= SHORT_US
 
     def is_crowded(self, tenant: str) -> bool:
         """Whether it has less than its share while another has twice its own or more."""
-        return self._has_less(tenant) and any(
-            account.booked_us * self._active_weight > 2 * account.weight * self._booked_us
-            for account in self._accounts.values()
-        )
+        return self._has_less(tenant) and self._most() * self._active_weight > 2 * self._booked_us
 
     def waits(self, tenant: str) -> None:
         """One more request of it waits."""
@@ -178,6 +199,7 @@ class Tenants:
         account.running += 1
         account.booked_us += engine_us
         self._booked_us += engine_us
+        self._rank(account)
         self._bookings[request_id] = tenant, engine_us
 
     def end(self, request_id: str, used_us: int) -> str | None:
@@ -191,6 +213,7 @@ class Tenants:
         account.running -= 1
         account.booked_us -= estimate_us
         self._booked_us -= estimate_us
+        self._rank(account)
         self._rest(account)
         return tenant
 
