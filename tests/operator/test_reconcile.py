@@ -314,6 +314,19 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
     assert ("Deployment", "chat") in world.cluster.objects
 
 
+async def test_a_changed_service_does_not_wait_for_those_that_the_clock_wakes(world: World) -> None:
+    for _ in range(reconcile._AT_ONCE):
+        await world.reconciler._turns.acquire()  # that many are looked at, and none of them ends
+    waiting, changed = world.service(), world.service()
+    changed.is_news = True
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(world.look(waiting), timeout=0.05)
+    assert world.cluster.writes == []
+    async with asyncio.timeout(10):
+        assert "apply Deployment/chat" in await world.look(changed)
+
+
 async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World) -> None:
     service = world.service()
     service.wake.clear()

@@ -68,7 +68,9 @@ def cluster_login(now: dt.datetime) -> kopf.ConnectionInfo:
 
 def _plain(body: kopf.Body) -> dict[str, Any]:
     """Kopf's views are read-only and live; what we keep is a copy."""
-    return {key: _copy(value) for key, value in body.items()}
+    plain = {key: _copy(value) for key, value in body.items()}
+    plain["metadata"].pop("managedFields", None)  # larger than all the rest, and nothing asks for it
+    return plain
 
 
 def _copy(value: Any) -> Any:  # noqa: ANN401  # JSON

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.05
+_AT_ONCE = 16
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 # A pod that hangs is asked after so often: with the time between two looks, its cause is known within 10 s.
 _EVENTS_EVERY_S = 4.0
@@ -76,6 +77,8 @@ class Service:
     """Of its pods that say too little themselves, as last read."""
     events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
+    is_news: bool = False
+    """Somebody changed the spec, and waits: it is looked at before those that are looked at by the clock."""
     problem: Failure | None = None
     runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class Reconciler:
         self._cluster, self._gates, self._settings, self._metrics = cluster, gates, settings, metrics
         self._clock, self._wall_clock, self._now = clock, wall_clock, now
         self._services: dict[tuple[str, str], Service] = {}
+        # After a start or a resync all want to be looked at: so many at once, or the memory of all is needed together.
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self.is_watch_suspect = False
         """A list held what the watch of the services had not brought; until it brings something, it may be dead."""
         self.kinds: frozenset[str] = frozenset()
@@ -123,6 +128,7 @@ class Reconciler:
         known, new = service.body["metadata"], body["metadata"]
         # Our own status writes come back as events; the generation is the spec's.
         if any(known.get(field) != new.get(field) for field in ("generation", "deletionTimestamp")):
+            service.is_news = True
             service.wake.set()
         service.body = body
 
@@ -220,7 +226,9 @@ class Reconciler:
         if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
             service.wake.clear()
             began = service.looked_at = self._clock()
-            await self._reconcile(service)
+            is_news, service.is_news = service.is_news, False
+            async with contextlib.nullcontext() if is_news else self._turns:
+                await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
             self._metrics.last_reconcile.set(self._wall_clock())
@@ -291,7 +299,9 @@ class Reconciler:
             service.applied.pop(found, None)
         # The status speaks of what was just applied, not of what was there before.
         observed = service.observed
-        service.observed = Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
+        # Nothing is told of these, and they are the largest: between two looks they are not held.
+        told = {found: item for found, item in owned.items() if found[0] not in {"ConfigMap", "ControllerRevision"}}
+        service.observed = Observed(owned=told, replica_sets=observed.replica_sets, pods=observed.pods)
         return problem
 
     async def _read_events(self, service: Service) -> None:
