@@ -298,13 +298,11 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
     busy.retry_after_s = wanted_s
     world.cluster.unexpected = [busy]
     slept: list[float] = []
-    real = asyncio.sleep
 
-    async def sleep(duration_s: float) -> None:
-        slept.append(duration_s)
-        await real(0)
+    async def pause(service: Service, wait_s: float) -> None:
+        slept.append(wait_s)
 
-    monkeypatch.setattr("sluice_operator.reconcile.asyncio.sleep", sleep)
+    monkeypatch.setattr(world.reconciler, "_pause", pause)
     world.reconciler.see(scene.body())
 
     async with asyncio.timeout(10):
@@ -318,13 +316,34 @@ async def test_a_changed_service_does_not_wait_for_those_that_the_clock_wakes(wo
     for _ in range(reconcile._AT_ONCE):
         await world.reconciler._turns.acquire()  # that many are looked at, and none of them ends
     waiting, changed = world.service(), world.service()
-    changed.is_news = True
+    changed.news.set()
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(world.look(waiting), timeout=0.05)
     assert world.cluster.writes == []
     async with asyncio.timeout(10):
         assert "apply Deployment/chat" in await world.look(changed)
+
+
+async def test_a_corrected_spec_ends_the_pause_after_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice_operator.reconcile._BACKOFF_S", (3600,))
+    failed = asyncio.Event()
+    real = world.reconciler._pause
+
+    async def pause(service: Service, wait_s: float) -> None:
+        failed.set()
+        await real(service, wait_s)
+
+    monkeypatch.setattr(world.reconciler, "_pause", pause)
+    world.cluster.unexpected = [TimeoutError()]
+    world.reconciler.see(scene.body())
+    async with asyncio.timeout(10):
+        await failed.wait()
+
+        world.reconciler.see(scene.body({"replicas": 2}, generation=2))
+        await world.cluster.told.wait()
+
+    assert world.cluster.objects["Deployment", "chat"]["spec"]["replicas"] == 2
 
 
 async def test_nothing_is_told_of_a_spec_that_was_not_looked_at_yet(world: World) -> None:

@@ -77,8 +77,8 @@ class Service:
     """Of its pods that say too little themselves, as last read."""
     events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
-    is_news: bool = False
-    """Somebody changed the spec, and waits: it is looked at before those that are looked at by the clock."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Somebody changed the spec, and waits: it is looked at before those that the clock wakes, and ends a pause."""
     problem: Failure | None = None
     runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Reconciler:
         known, new = service.body["metadata"], body["metadata"]
         # Our own status writes come back as events; the generation is the spec's.
         if any(known.get(field) != new.get(field) for field in ("generation", "deletionTimestamp")):
-            service.is_news = True
+            service.news.set()
             service.wake.set()
         service.body = body
 
@@ -211,11 +211,17 @@ class Reconciler:
                     service.problem = not_applied(error)
                     with contextlib.suppress(ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError):
                         await self._tell(service)
-                await asyncio.sleep(wait_s)
+                await self._pause(service, wait_s)
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(service.wake.wait(), timeout=wait_s)
                 await asyncio.sleep(_GATHER_S)
+
+    @staticmethod
+    async def _pause(service: Service, wait_s: float) -> None:
+        """After a failure; a corrected spec is not kept waiting."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.news.wait(), timeout=wait_s)
 
     async def look(self, service: Service) -> None:
         """One turn: reconcile if something changed, ask the pods, write the status if it is worth it."""
@@ -226,7 +232,8 @@ class Reconciler:
         if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
             service.wake.clear()
             began = service.looked_at = self._clock()
-            is_news, service.is_news = service.is_news, False
+            is_news = service.news.is_set()
+            service.news.clear()
             async with contextlib.nullcontext() if is_news else self._turns:
                 await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
