@@ -44,6 +44,14 @@ class Listening:
 class Prometheus(Listening):
     """One running Prometheus."""
 
+    def is_ready(self) -> bool:
+        """Whether it answers queries: it listens before, and says 503 in plain text."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30):
+                return True
+        except urllib.error.HTTPError:
+            return False
+
     def query(self, expression: str) -> Sequence[Json]:
         """The samples of an expression now.
 
@@ -98,4 +106,9 @@ def prometheus(
     (folder / "prometheus.yaml").write_text(yaml.safe_dump({**config, "rule_files": ["rules.yaml"]}))
     words = [programs / "prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data"]
     with listening(folder, "prometheus", [*words, f"--web.listen-address={address}"]) as url:
-        yield Prometheus(url)
+        found = Prometheus(url)
+        deadline = time.monotonic() + STARTS_WITHIN_S
+        while not found.is_ready():
+            assert time.monotonic() < deadline, "prometheus listens and does not get ready"
+            time.sleep(_POLL_S)
+        yield found
