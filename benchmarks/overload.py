@@ -14,8 +14,9 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
+from pathlib import Path
 
-from experiments import seeds
+from experiments import plots, seeds
 from experiments.scene import Findings
 from report import Report, arguments
 
@@ -49,12 +50,16 @@ def main() -> int:
             whole = seeds.merged([(seed, findings) for seed, (findings, _) in zip(wanted, each, strict=True)])
             report.bars += whole.bars
             report.data[name] = whole.data
+    if args.plot is not None:
+        for path in plots.draw(report.data, args.plot):
+            print(f"wrote {path}")
     return report.finish()
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", action="append", choices=EXPERIMENTS, help="this experiment alone; again for more")
     parser.add_argument("--seed", action="append", type=int, help="this seed alone; again for more")
+    parser.add_argument("--plot", type=Path, metavar="DIR", help="draw the goodput curve and the recoveries there")
     parser.add_argument("--live", action="store_true", help="against the real engine, shorter")
 
 
