@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
@@ -42,7 +46,8 @@ def main() -> int:
     names = args.only or EXPERIMENTS
     wanted = args.seed or (seeds.SEEDS[:1] if args.quick else seeds.SEEDS)
     runs = [(name, seed) for name in names for seed in wanted]
-    with ProcessPoolExecutor(min(len(runs), len(os.sched_getaffinity(0)))) as pool:
+    cores = len(os.sched_getaffinity(0))
+    with _workers(min(len(runs), cores)) as pool:
         results = pool.map(found, *zip(*runs, strict=True), [args.quick] * len(runs))
         for name in names:
             each = [next(results) for _ in wanted]
@@ -54,6 +59,19 @@ def main() -> int:
         for path in plots.draw(report.data, args.plot):
             print(f"wrote {path}")
     return report.finish()
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that run experiments; they end with this one, however it is ended."""
+    with ProcessPoolExecutor(count, initializer=signal.signal, initargs=(signal.SIGTERM, signal.SIG_DFL)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
