@@ -49,6 +49,27 @@ def test_a_piece_of_work_that_is_sent_five_times_is_demanded_once() -> None:
     assert (lately["shed"].requests, lately["admitted"].requests) == (1, 1)
 
 
+def test_what_a_storm_sheds_unread_counts_as_what_was_read_before_it() -> None:
+    demand = Demand()
+    for attempt in range(4):  # one piece of work in four attempts
+        demand.count("shed", Work(1, 100, 20, 500), SECOND, retry=attempt > 0)
+    for _ in range(400):
+        demand.count_unread(SECOND)
+
+    assert demand.tokens_total == {("shed", "first"): 120 + 400 * 30, ("shed", "retry"): 360 + 400 * 90}
+    assert demand.block_us_total["shed", "first"] == pytest.approx(500 + 400 * 125, rel=0.01)
+    lately, _ = demand.lately(2 * SECOND)
+    assert (lately["shed"].requests, lately["shed"].tokens) == (101, 120 + 400 * 30)
+    assert total(demand.lately(HORIZON_US + 2 * SECOND)[0].values()).tokens == 0
+
+
+def test_a_storm_before_anything_was_read_is_no_demand_that_anybody_could_name() -> None:
+    demand = Demand()
+    demand.count_unread(SECOND)
+
+    assert total(demand.lately(SECOND)[0].values()).tokens == 0
+
+
 def test_what_was_asked_long_ago_is_no_demand_now() -> None:
     demand = Demand()
     demand.count("shed", Work(1, 100, 10, 500), 0, retry=False)

@@ -69,6 +69,20 @@ def test_the_more_are_refused_the_less_is_done_for_each(storm: Storm, per_second
     assert (storm.shedding.canned(storm.now_us) is not None) is (effort is Effort.CANNED)
 
 
+def test_what_is_refused_unread_is_demand_as_what_was_read_before(storm: Storm) -> None:
+    assert isinstance(
+        storm.admission.enter("fifth", Cost((ChoiceCost(64, 64),)), storm.now_us, lambda _: None), Refusal
+    )
+    read = storm.admission.demand.tokens_total["shed", "first"]
+    storm.refuse(CANNED_PER_S * 2)
+
+    assert storm.shedding.early(storm.now_us) is not None
+    assert storm.shedding.canned(storm.now_us) is not None
+
+    assert read > 0
+    assert storm.admission.demand.tokens_total["shed", "first"] == 3 * read
+
+
 def test_a_storm_is_forgotten_within_two_seconds(storm: Storm) -> None:
     storm.refuse(CANNED_PER_S * 2)
 

@@ -1,7 +1,8 @@
 """What was asked of this pod, let in or not: the signal to size by, since work that was shed is work all the same.
 
 Owns the sums, and the rates of the last half minute. Repeated attempts are counted apart: whoever adds up the first
-ones counts each piece of work once, however often it was sent. Pure. Must not know why something was shed.
+ones counts each piece of work once, however often it was sent. What is shed unread in a storm counts as those did that
+were shed and read. Pure. Must not know why something was shed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ ATTEMPTS: tuple[AttemptKind, ...] = ("first", "retry")
 HORIZON_US = 30_000_000
 _SLOTS = 10
 _SLOT_US = HORIZON_US // _SLOTS
+# A storm's unread are taken for what about so many before them were, which is a second of those that are still read.
+_TYPICAL = 250
 
 
 @dataclass(slots=True)
@@ -51,6 +54,37 @@ class Work:
         self.block_us += other.block_us
 
 
+@dataclass(slots=True)
+class _Mean:
+    """What one that was shed asked for of late, on average."""
+
+    requests: float = 0.0
+    prefill_tokens: float = 0.0
+    output_tokens: float = 0.0
+    block_us: float = 0.0
+
+    def follow(self, work: Work, weight: float) -> None:
+        """One more was shed."""
+        self.requests += (work.requests - self.requests) * weight
+        self.prefill_tokens += (work.prefill_tokens - self.prefill_tokens) * weight
+        self.output_tokens += (work.output_tokens - self.output_tokens) * weight
+        self.block_us += (work.block_us - self.block_us) * weight
+
+    def times(self, count: int) -> Work:
+        """So many of it."""
+        tokens = round(self.prefill_tokens * count), round(self.output_tokens * count)
+        return Work(round(self.requests * count), *tokens, round(self.block_us * count))
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Three seconds of the half minute."""
+
+    index: int
+    works: dict[Verdict, Work]
+    unread: int = 0
+
+
 def work_of(cost: Cost, limits: Limits) -> Work:
     """What a call would take of a pod that is full."""
     step_us = limits.decode_step_us(limits.max_sequences)
@@ -69,9 +103,12 @@ class Demand:
     def __init__(self) -> None:
         self.tokens_total: Counter[tuple[Verdict, AttemptKind]] = Counter()
         self.block_us_total: Counter[tuple[Verdict, AttemptKind]] = Counter()
-        self._slots: deque[tuple[int, dict[Verdict, Work]]] = deque()
+        self._slots: deque[_Slot] = deque()
         """First attempts of the last half minute."""
         self._since_us: int | None = None
+        self._typical: dict[AttemptKind, _Mean] = {kind: _Mean() for kind in ATTEMPTS}
+        """Of what is shed and read, for each: the part that is a first attempt, and the part that is not."""
+        self._read = 0
 
     def count(self, verdict: Verdict, work: Work, now_us: int, *, retry: bool) -> None:
         """A call was let in, or shed."""
@@ -80,29 +117,41 @@ class Demand:
         self.block_us_total[verdict, kind] += work.block_us
         # What is let in counts, whichever attempt that was; of what is shed each piece once.
         if verdict == "admitted" or not retry:
-            self._slot(now_us)[verdict].add(work)
+            self._slot(now_us).works[verdict].add(work)
+        if verdict == "shed":
+            self._read = min(_TYPICAL, self._read + 1)
+            for one, mean in self._typical.items():
+                mean.follow(work if one == kind else Work(), 1 / self._read)
+
+    def count_unread(self, now_us: int) -> None:
+        """One was shed in a storm, and nobody knows what it asked for: it counts as those before it did."""
+        for kind, mean in self._typical.items():
+            self.tokens_total["shed", kind] += round(mean.prefill_tokens + mean.output_tokens)
+            self.block_us_total["shed", kind] += round(mean.block_us)
+        self._slot(now_us).unread += 1
 
     def lately(self, now_us: int) -> tuple[dict[Verdict, Work], int]:
         """(the work of the last half minute, or since the first call where that is shorter; that time)."""
         self._forget(now_us // _SLOT_US)
         sums: dict[Verdict, Work] = {verdict: Work() for verdict in VERDICTS}
-        for _, works in self._slots:
-            for verdict, work in works.items():
+        for slot in self._slots:
+            for verdict, work in slot.works.items():
                 sums[verdict].add(work)
+            sums["shed"].add(self._typical["first"].times(slot.unread))
         since_us = now_us if self._since_us is None else self._since_us
         return sums, max(_SLOT_US, min(HORIZON_US, now_us - since_us))
 
-    def _slot(self, now_us: int) -> dict[Verdict, Work]:
-        slot = now_us // _SLOT_US
+    def _slot(self, now_us: int) -> _Slot:
+        index = now_us // _SLOT_US
         if self._since_us is None:
             self._since_us = now_us
-        if not self._slots or self._slots[-1][0] != slot:
-            self._slots.append((slot, {verdict: Work() for verdict in VERDICTS}))
-            self._forget(slot)
-        return self._slots[-1][1]
+        if not self._slots or self._slots[-1].index != index:
+            self._slots.append(_Slot(index, {verdict: Work() for verdict in VERDICTS}))
+            self._forget(index)
+        return self._slots[-1]
 
-    def _forget(self, slot: int) -> None:
-        while self._slots and self._slots[0][0] <= slot - _SLOTS:
+    def _forget(self, index: int) -> None:
+        while self._slots and self._slots[0].index <= index - _SLOTS:
             self._slots.popleft()
 
 

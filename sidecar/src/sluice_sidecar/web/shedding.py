@@ -84,6 +84,7 @@ class Shedding:
         reason = self._shut_by(now_us)
         if reason is None:
             return None
+        self._admission.demand.count_unread(now_us)
         return self._admission.refuse_busy(reason, "it refuses many requests a second now", now_us)
 
     def _shut_by(self, now_us: int) -> Reason | None:
