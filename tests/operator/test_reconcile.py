@@ -23,6 +23,11 @@ from sluice_operator.status import condition
 Json = dict[str, Any]
 
 
+async def listed(*bodies: Json) -> list[Json]:
+    """What a list of all services answers."""
+    return list(bodies)
+
+
 class World:
     """A reconciler, what it writes to, and its clock."""
 
@@ -493,12 +498,40 @@ async def test_a_resync_forgets_what_is_gone_and_suspects_a_watch_that_brought_t
     world.reconciler.see(scene.body())
     world.reconciler.see(scene.body(name="gone", uid="gone"))
 
-    world.reconciler.resync([scene.body()])
+    await world.reconciler.resync(listed(scene.body()))
     assert set(world.reconciler._services) == {("llm", "chat")}
     assert not world.reconciler.is_watch_suspect
 
-    world.reconciler.resync([scene.body(generation=2)])
+    await world.reconciler.resync(listed(scene.body(generation=2)))
     assert world.reconciler.is_watch_suspect
+
+
+async def test_what_the_watch_told_while_a_list_was_on_its_way_is_newer(world: World) -> None:
+    world.reconciler.see(scene.body())
+    world.reconciler.see(scene.body(name="gone", uid="gone"))
+
+    async def older() -> list[Json]:
+        world.reconciler.see(scene.body(generation=2))
+        world.reconciler.see(scene.body(name="new", uid="new"))
+        world.reconciler.forget("llm", "gone")
+        return [scene.body(), scene.body(name="gone", uid="gone")]
+
+    await world.reconciler.resync(older())
+
+    assert set(world.reconciler._services) == {("llm", "chat"), ("llm", "new")}
+    assert world.reconciler._services["llm", "chat"].body["metadata"]["generation"] == 2
+    assert not world.reconciler.is_watch_suspect
+
+
+async def test_services_that_are_not_ready_are_counted_as_they_are_now(world: World) -> None:
+    # As after a restart of the operator: the resource has a status, and nothing about it changes.
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    world.reconciler.see({**scene.body(), "status": {}})
+    world.reconciler.see({**scene.body(name="well", uid="well"), "status": ready})
+    assert world.count("sluice_operator_services_not_ready") == 1
+
+    world.reconciler.forget("llm", "chat")
+    assert world.count("sluice_operator_services_not_ready") == 0
 
 
 async def test_a_task_a_service_carries_all_this_out(world: World) -> None:

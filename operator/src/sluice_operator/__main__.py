@@ -46,7 +46,7 @@ def main() -> int:
     setup_logging(settings.log_level)
     try:
         asyncio.run(run(settings))
-    except (OperatorError, ConfigException, OSError) as error:
+    except (OperatorError, ConfigException, aiohttp.ClientError, OSError) as error:
         print(f"sluice-operator: {error}", file=sys.stderr)  # noqa: T201  # one line for a person
         return 1
     return 0
@@ -172,7 +172,7 @@ async def _resync(
     health.expect("watch InferenceService", 3 * settings.resync_s + 60)
     while True:
         try:
-            reconciler.resync(await cluster.list_services(settings.namespaces))
+            await reconciler.resync(cluster.list_services(settings.namespaces))
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             log.warning("resync failed", extra={"error": str(error) or type(error).__name__})
             await asyncio.sleep(10)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,6 +104,10 @@ class Reconciler:
         self._cluster, self._gates, self._settings, self._metrics = cluster, gates, settings, metrics
         self._clock, self._wall_clock, self._now = clock, wall_clock, now
         self._services: dict[tuple[str, str], Service] = {}
+        self._heard: set[tuple[str, str]] = set()
+        """Of which services the watch told something since the last list of all was asked for."""
+        metrics.services.set_function(lambda: len(self._services))
+        metrics.not_ready.set_function(lambda: sum(not _is_ready(one.status) for one in self._services.values()))
         # After a start or a resync all want to be looked at: so many at once, or the memory of all is needed together.
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self.is_watch_suspect = False
@@ -112,18 +116,21 @@ class Reconciler:
         """The optional kinds that the API server has the definition of, as last discovered."""
 
     def see(self, body: Object) -> None:
-        """A service as the API server has it; looked at soon, unless nothing about it is new."""
+        """A service as the watch tells of it; looked at soon, unless nothing about it is new."""
+        self._heard.add(_place(body))
+        self._take(body)
+
+    def _take(self, body: Object) -> None:
         at = _place(body)
         service = self._services.get(at)
         if service is not None and service.body["metadata"]["uid"] != body["metadata"]["uid"]:
-            self.forget(*at)
+            self._drop(*at)
             service = None
         if service is None:
             service = Service(body=body, status=body.get("status", {}))
             service.wake.set()
             service.task = asyncio.create_task(self._tend(service), name=f"service {at[0]}/{at[1]}")
             self._services[at] = service
-            self._metrics.services.set(len(self._services))
             return
         known, new = service.body["metadata"], body["metadata"]
         # Our own status writes come back as events; the generation is the spec's.
@@ -133,11 +140,14 @@ class Reconciler:
         service.body = body
 
     def forget(self, namespace: str, name: str) -> None:
-        """The service is gone; the cluster collects what it owned."""
+        """The watch tells that a service is gone; the cluster collects what it owned."""
+        self._heard.add((namespace, name))
+        self._drop(namespace, name)
+
+    def _drop(self, namespace: str, name: str) -> None:
         service = self._services.pop((namespace, name), None)
         if service is not None and service.task is not None:
             service.task.cancel()
-        self._metrics.services.set(len(self._services))
         self._metrics.forget_service(namespace, name)
 
     def touch(self, namespace: str, name: str) -> None:
@@ -145,18 +155,23 @@ class Reconciler:
         if service := self._services.get((namespace, name)):
             service.wake.set()
 
-    def resync(self, bodies: Sequence[Object]) -> None:
-        """All services as listed just now: each is looked at again."""
+    async def resync(self, listing: Awaitable[Sequence[Object]]) -> None:
+        """Look at all services again, as the list has them that is asked for now."""
+        self._heard.clear()
+        bodies = await listing
         listed = {_place(body) for body in bodies}
-        for gone in self._services.keys() - listed:
-            self.forget(*gone)
+        # What the watch told while the list was on its way is newer: a service that was made, changed or deleted
+        # meanwhile would be taken back for a whole interval.
+        for gone in self._services.keys() - listed - self._heard:
+            self._drop(*gone)
         for body in bodies:
-            service = self._services.get(_place(body))
-            known = service is not None and _generation(service.body) == _generation(body)
-            if not known:
-                self.is_watch_suspect = True
-            self.see(body)
-            self.touch(*_place(body))
+            at = _place(body)
+            if at not in self._heard:
+                service = self._services.get(at)
+                if service is None or _generation(service.body) != _generation(body):
+                    self.is_watch_suspect = True
+                self._take(body)
+            self.touch(*at)
 
     def discovered(self, kind: str, *, is_served: bool) -> None:
         """Whether the API server has an optional kind's definition now; a change concerns every service."""
@@ -349,7 +364,6 @@ class Reconciler:
         await self._cluster.apply_status(service.body, new)
         self._metrics.writes.labels("status").inc()
         old, service.status, service.written_at = service.status, new, self._clock()
-        self._metrics.not_ready.set(sum(not _is_ready(one.status) for one in self._services.values()))
         for kind, reason, message in transitions(old, new):
             log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
             # The status has told it already; an event is a courtesy.
