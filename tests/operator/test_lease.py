@@ -133,6 +133,16 @@ async def test_one_that_cannot_renew_gives_up_before_another_may_follow(world: S
     assert not first.is_held()
 
 
+async def test_one_whose_renewal_hangs_acts_no_more_after_its_deadline(world: Scene) -> None:
+    first = world.candidate("a")
+    await first.acquire()
+
+    world.time_s += TIMING.deadline_s - 0.1
+    assert first.is_held()
+    world.time_s += 0.1
+    assert not first.is_held()
+
+
 async def test_an_outage_that_is_short_is_sat_out(world: Scene) -> None:
     first = world.candidate("a")
     await first.acquire()

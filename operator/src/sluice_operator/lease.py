@@ -27,8 +27,8 @@ Json = dict[str, Any]
 class Timing:
     """How long a Lease lasts, and how often it is looked at.
 
-    A holder that dies without a word is followed within `duration_s` + 2 × `retry_s` = 16 s. One that cannot renew
-    gives up after `deadline_s`, well before another may take it.
+    A holder that dies without a word is followed within `duration_s` + 2 × `retry_s` = 16 s. One that could not renew
+    for `deadline_s` acts no more, well before another may take it, also while an answer is still waited for.
     """
 
     duration_s: float = 12.0
@@ -73,7 +73,7 @@ class Election:
 
     def is_held(self) -> bool:
         """Whether this process may act now. False in time even where the loop that renews was kept from running."""
-        return self._clock() - self._renewed_at < self._timing.duration_s
+        return self._clock() - self._renewed_at < self._timing.deadline_s
 
     async def acquire(self) -> None:
         """Wait until the Lease is ours, through whatever outage."""
