@@ -78,6 +78,15 @@ def test_nothing_is_kept_of_a_service_that_is_gone(seen: Seen) -> None:
     assert (seen._services, seen._places) == ({}, {})
 
 
+def test_pods_that_come_and_go_leave_nothing(seen: Seen) -> None:
+    seen.put(item(number=1))
+    for number in range(2, 200, 2):
+        seen.put(item("Pod", f"p{number}", number=number))
+        seen.remove(item("Pod", f"p{number}", number=number + 1))
+
+    assert len(seen._services["llm", "chat"]) == len(seen._places) == 1
+
+
 class Follows(RuleBasedStateMachine):
     """One object changes, goes and comes back; its events come in order, our answers and lists whenever they like."""
 

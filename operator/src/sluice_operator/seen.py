@@ -66,7 +66,10 @@ class Seen:
         if not (place := _place(item)) or not (objects := self._services.get(place)):
             return
         if found in objects and objects[found][0] <= newest:
-            objects[found] = newest, b""
+            if found[0] in OWNED_KINDS:
+                objects[found] = newest, b""
+            else:  # we never write it, so no answer can come late; a service's pods come and go without an end
+                self.drop(*place, found)
         if not any(text for _, text in objects.values()):
             for one in list(objects):
                 self.drop(*place, one)
