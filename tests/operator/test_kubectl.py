@@ -11,6 +11,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import operator_scene as scene
 from sluice_engine import codec
 from sluice_operator.cli.main import run
 from sluice_operator.diagnosis import Evidence, ago, diagnose, tell
+from sluice_operator.kubectl import Kubectl
 from sluice_operator.situation import Situation
 from sluice_operator.status import compute
 from sluice_sidecar.telemetry.state import GateState, Headroom
@@ -45,6 +47,9 @@ if words[0] == "port-forward":
     if words[1] not in script["forwards"]:
         sys.exit("error: unable to forward port because pod is not running. Current status=Pending")
     print("Forwarding from 127.0.0.1:%d -> 9090" % script["forwards"][words[1]], flush=True)
+    # A line for each connection: of half an hour, more than a pipe holds.
+    print("Handling connection for 9090\\n" * 5000, flush=True)
+    open({calls!r} + ".handled", "w").close()
     time.sleep(60)
 key = " ".join(words)
 if key not in script["says"]:
@@ -322,6 +327,45 @@ def test_drain_that_runs_out_of_time_says_what_is_left(
 
     assert run(["drain", "chat-a", "--timeout", "15", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"pod": "chat-a", "drained": False, "inside": 3}
+
+
+def test_a_gate_that_does_not_begin_to_drain_is_not_called_drained(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_operator.cli.drain.monotonic", iter(range(0, 1000, 10)).__next__)
+    monkeypatch.setattr("sluice_operator.cli.drain._EVERY_S", 0)
+    world.says["exec chat-a -c gate -- /bin/sh -c kill -USR1 1"] = ""
+    world.gate("chat-a", scene.gate_state())
+
+    assert run(["drain", "chat-a", "--timeout", "15"]) == 1
+    assert "has not begun to drain after 15 s" in capsys.readouterr().err
+
+
+def test_a_forward_goes_on_whatever_kubectl_writes_meanwhile(world: World) -> None:
+    world.gate("chat-a", scene.gate_state())
+    handled = world.folder / "calls.handled"
+
+    with Kubectl().forwarded("chat-a"):
+        deadline = monotonic() + 30
+        while not handled.exists():
+            assert monotonic() < deadline, "kubectl stands still: nobody reads what it writes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        pytest.param(["status", "chat", "-A"], "leave NAME out", id="one service of every namespace"),
+        pytest.param(["top", "http://127.0.0.1:9", "--once", "--pod", "a"], "belong to a NAME", id="a pod of a URL"),
+        pytest.param(["top", "127.0.0.1:9", "--once", "-n", "llm"], "belong to a NAME", id="a namespace of a URL"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    world: World, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.service(scene.pod())
+
+    assert run(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_pod_that_cannot_be_drained_is_one_line(world: World, capsys: pytest.CaptureFixture[str]) -> None:

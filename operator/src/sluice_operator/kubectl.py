@@ -12,8 +12,11 @@ import json
 import re
 import shutil
 import subprocess
+import tempfile
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 from sluice_operator.errors import InvalidSettings, Unreachable
@@ -80,17 +83,26 @@ class Kubectl:
             InvalidSettings, Unreachable: as for `get`.
         """
         words = self.command("port-forward", f"pod/{pod}", f":{port}", "--address=127.0.0.1")
-        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:  # noqa: S603  # as above
+        with (
+            tempfile.TemporaryFile("w+") as complaints,
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=complaints, text=True) as process,  # noqa: S603  # as above
+        ):
+            assert process.stdout is not None
+            # It writes a line for each connection, and would stand still once the pipe is full.
+            reader = Thread(target=deque, args=(process.stdout, 0), daemon=True)
             try:
-                assert process.stdout is not None
-                assert process.stderr is not None
                 match = _FORWARDED.search(process.stdout.readline())
                 if match is None:
                     process.terminate()
-                    raise _failed(process.stderr.read() or f"pod {pod}: the port {port} cannot be forwarded")
+                    process.wait()
+                    complaints.seek(0)
+                    raise _failed(complaints.read() or f"pod {pod}: the port {port} cannot be forwarded")
+                reader.start()
                 yield f"http://127.0.0.1:{match[1]}"
             finally:
                 process.terminate()
+                if reader.ident is not None:
+                    reader.join()
 
     def command(self, *words: str) -> Sequence[str]:
         """The command line of a call.

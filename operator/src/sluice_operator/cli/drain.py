@@ -42,22 +42,24 @@ def drain(kubectl: Kubectl, pod: str, timeout_s: int, *, as_json: bool) -> int:
     """
     # The gate's own signal, as its preStop hook sends it: whoever may exec into a pod may drain it, nobody else.
     kubectl.read("exec", pod, "-c", "gate", "--", "/bin/sh", "-c", "kill -USR1 1")
-    inside = -1
+    inside, is_drained = -1, False
     with kubectl.forwarded(pod) as url:
         for state in _states(url, timeout_s):
             left = state.admission.ledger_requests + state.admission.waiting_at_door
             if left != inside and not as_json:
                 click.echo(f"{pod}: {left:,} request{'' if left == 1 else 's'} inside", err=True)
             inside = left
-            if state.draining and not left:
+            if is_drained := state.draining and not left:
                 break
     if as_json:
-        click.echo(json.dumps({"pod": pod, "drained": not inside, "inside": max(0, inside)}))
-    elif not inside:
+        click.echo(json.dumps({"pod": pod, "drained": is_drained, "inside": max(0, inside)}))
+    elif is_drained:
         click.echo(f"{pod} is drained. `kubectl delete pod {pod}` has its Deployment make another.")
-    else:
+    elif inside:
         click.echo(f"sluice: {pod} still has {inside:,} requests after {timeout_s} s; it goes on draining", err=True)
-    return 0 if not inside else 1
+    else:
+        click.echo(f"sluice: the gate of {pod} has not begun to drain after {timeout_s} s: see its log", err=True)
+    return 0 if is_drained else 1
 
 
 def _states(url: str, timeout_s: float) -> Iterator[GateState]:

@@ -10,6 +10,7 @@ import click
 
 from sluice_operator.cli.where import in_cluster
 from sluice_operator.conditions.view import condition
+from sluice_operator.errors import InvalidSettings
 from sluice_operator.kubectl import SERVICES, Kubectl
 
 _COLUMNS = ("NAME", "READY", "PODS", "OPEN", "TTFT", "ITL", "KV", "SAYS")
@@ -25,6 +26,8 @@ def status(kubectl: Kubectl, name: str | None, *, all_namespaces: bool, as_json:
 
     Exit codes: 0 all are Ready; 1 one is not, or there is none; 2 wrong usage, no such service, no cluster.
     """
+    if name and all_namespaces:
+        raise InvalidSettings("--all-namespaces shows all services: leave NAME out, or give its --namespace")
     if name:
         services = [kubectl.get(SERVICES, name)]
     else:

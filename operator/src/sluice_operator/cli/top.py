@@ -82,6 +82,8 @@ def top(kubectl: Kubectl, where: str, every_s: float, pod: str, *, once: bool, a
 def _address(kubectl: Kubectl, where: str, pod: str) -> AbstractContextManager[str]:
     """The admin port that a URL names, or of a service's pod."""
     if source.is_url(where) or not _IS_NAME.fullmatch(where):
+        if pod or kubectl != Kubectl():
+            raise InvalidSettings("--pod, --namespace, --context and --kubeconfig belong to a NAME, not to a URL")
         return nullcontext(source.base_url(where))
     pods = kubectl.list("pods", "-l", f"{SERVICE_LABEL}={where}")
     running = [one for one in pods if one.get("status", {}).get("phase") == "Running"]
