@@ -310,6 +310,22 @@ def test_render_prints_what_would_be_applied(capsys: pytest.CaptureFixture[str])
     assert documents[4]["spec"]["template"]["spec"]["containers"][0]["image"] == "mine:1"
 
 
+def test_render_prints_the_autoscaler_where_it_knows_whom_keda_asks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "scaled.yaml"
+    path.write_text(Path(MINIMAL).read_text("utf-8") + "  autoscaling: {maxReplicas: 3}\n", "utf-8")
+
+    _, out, err = run(capsys, "render", str(path), "--prometheus", "http://p:9090")
+    (scaled,) = [one for one in yaml.safe_load_all(out) if one["kind"] == "ScaledObject"]
+    assert {one["metadata"]["serverAddress"] for one in scaled["spec"]["triggers"]} == {"http://p:9090"}
+    assert err == ""
+
+    code, out, err = run(capsys, "render", str(path))
+    assert (code, "ScaledObject" in out) == (0, False)
+    assert "spec.autoscaling: no ScaledObject is printed without --prometheus" in err
+
+
 def test_render_as_json_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     _, text, _ = run(capsys, "render", MINIMAL)
     _, document, _ = run(capsys, "render", MINIMAL, "--json")

@@ -34,11 +34,19 @@ _VERSION = importlib.metadata.version("sluice-operator")
     show_default=True,
     help="What the operator was installed with.",
 )
+@click.option(
+    "--prometheus",
+    "prometheus_url",
+    envvar="SLUICE_PROMETHEUS_URL",
+    default="",
+    metavar="URL",
+    help="Where KEDA asks for the demand, as the chart's autoscaling.prometheus; left out, no ScaledObject is printed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
-def render(file: str, namespace: str, engine_image: str, gate_image: str, *, as_json: bool) -> int:
+def render(file: str, namespace: str, engine_image: str, gate_image: str, prometheus_url: str, *, as_json: bool) -> int:
     """Print the objects that the operator would apply.
 
-    FILE holds InferenceServices; "-" is standard input.
+    FILE holds InferenceServices; "-" is standard input. A PodMonitor is printed as where Prometheus Operator is.
 
     Exit codes: 0 printed; 2 wrong usage, or a file or rule that is broken.
     """
@@ -46,10 +54,13 @@ def render(file: str, namespace: str, engine_image: str, gate_image: str, *, as_
         problem = f"{namespace!r} is no namespace: lower case letters, digits and '-', at most 63"
         raise click.BadParameter(problem, param_hint="--namespace")
     images = Images(engine=engine_image, gate=gate_image)
+    # As where the optional kinds are installed, and the chart is with its defaults.
+    surroundings = Surroundings(kinds=frozenset(OPTIONAL_KINDS), prometheus_url=prometheus_url)
     rendered: list[Object] = []
     for spec in manifest.read_specs(file, namespace=namespace):
-        # As where the optional kinds are installed, and the chart is with its defaults.
-        rendered += objects(spec, images, surroundings=Surroundings(kinds=frozenset(OPTIONAL_KINDS)))
+        if spec.autoscaling and not prometheus_url:
+            click.echo(f"{spec.name}: spec.autoscaling: no ScaledObject is printed without --prometheus", err=True)
+        rendered += objects(spec, images, surroundings=surroundings)
     if as_json:
         click.echo(json.dumps(rendered, indent=2))
     else:
