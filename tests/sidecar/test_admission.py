@@ -203,6 +203,19 @@ def test_a_first_token_that_would_come_too_late_is_refused_with_the_time_it_woul
     assert found.retry_after_us is not None
 
 
+def test_a_refusal_says_that_less_of_the_promise_is_given_away(door: Door) -> None:
+    door.admit("a", cost(prompt=100, output=50))
+    predicted_us = door.admission.room.predicted_ttft_us(limits_of(door), cost(prompt=100), door.now_us)
+    door.admission.room.learned.punctuality.share = 0.8
+    promise_us = door.admission.room.look(cost(prompt=100), door.now_us, 0).promised_ttft_us
+    assert promise_us is not None
+
+    held = door.admission.room.look(cost(prompt=100), door.now_us, promise_us - predicted_us).held
+
+    assert held is not None
+    assert "of which 80 % is given away while first tokens come late" in held.problem
+
+
 def test_what_was_waited_before_the_door_is_gone_from_the_promise() -> None:
     door = Door(live=live_config(ttft_us=50_000, max_wait_us=0))
     door.admit("a", cost(prompt=100, output=50))

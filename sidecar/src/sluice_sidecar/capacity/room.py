@@ -292,11 +292,13 @@ class Room:
             look.held = Held(Reason.KV_PEAK, problem, wait_us)
             return look
         predicted_us, promise_us = self._predict(look, limits, cost, now_us)
-        total_us = waited_us + predicted_us
-        excess_us = total_us - int(promise_us * self.learned.punctuality.share)
+        total_us, share = waited_us + predicted_us, self.learned.punctuality.share
+        excess_us = total_us - int(promise_us * share)
         if excess_us <= 0 or self._live.slo.enforcement == "Observe":
             return look
         problem = f"the first token is predicted after {total_us / 1e6:.1f} s, and {promise_us / 1e6:.1f} s is promised"
+        if share < 1:
+            problem += f", of which {100 * share:.0f} % is given away while first tokens come late"
         # A queue of prefill drains by itself; decodes that slow the prefill have to leave.
         wait_us = excess_us if inside.prefilling else self.time_for(1, inside.choices, now_us)
         look.held = Held(Reason.TTFT_PROMISE, problem, wait_us)
