@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -78,7 +80,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         images=Images(engine=images["engine"], gate=images["gate"]),
         namespaces=_names(environment, "SLUICE_WATCH_NAMESPACES"),
         log_level=environment.get("SLUICE_LOG_LEVEL", "INFO").upper(),
-        metrics_port=int(_number(environment, "SLUICE_METRICS_PORT", "8081")),
+        metrics_port=_port(environment, "SLUICE_METRICS_PORT", "8081"),
         release=release_id(
             importlib.metadata.version("sluice-operator"), [images, environment.get("SLUICE_OTLP_ENDPOINT", "")]
         ),
@@ -126,9 +128,16 @@ def _lease(text: str) -> tuple[str, str] | None:
     return namespace, name
 
 
+def _port(environment: Mapping[str, str], name: str, default: str) -> int:
+    number = _number(environment, name, default)
+    if not number.is_integer():
+        raise InvalidSettings(f"{name} must be a whole number, not {number:g}")
+    return int(number)
+
+
 def _number(environment: Mapping[str, str], name: str, default: str) -> float:
     text = environment.get(name, default)
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSettings(f"{name} must be a number, not {text!r}") from None
+    with contextlib.suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise InvalidSettings(f"{name} must be a number, not {text!r}")
