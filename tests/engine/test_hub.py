@@ -189,6 +189,16 @@ def test_content_that_stays_damaged_ends_in_a_checksum_mismatch(hub: HubServer, 
     assert text.startswith(f"model.safetensors of {REPOSITORY} at revision main came twice with another checksum")
 
 
+def test_a_file_that_is_longer_than_was_listed_takes_nothing_from_the_progress(
+    hub: HubServer, download: Download
+) -> None:
+    listed = hub.siblings()
+    hub.siblings = lambda: [{**one, "size": one["size"] // 2} for one in listed]  # type: ignore[method-assign]
+
+    assert download.refusal()[0] == "ModelCorrupt"
+    assert min(told.bytes_done for told in download.told) == 0
+
+
 def test_a_small_file_that_changed_on_the_way_is_noticed_too(hub: HubServer, download: Download) -> None:
     listed = hub.siblings()
     hub.siblings = lambda: [{**one, "blobId": "0" * 40} for one in listed]  # type: ignore[method-assign]

@@ -202,12 +202,13 @@ class _Download:
         self._cache.forget(commit, file)
         part = self._cache.part(file)
         for _ in range(2):  # a proxy's damaged copy, or the rest of somebody else's download
+            before = self._done_bytes
             if self._stream_all(commit, file, part):
                 self._cache.place(commit, file)
                 return
             log.warning("checksum mismatch", extra={"file": file.name})
             part.unlink(missing_ok=True)
-            self._tell(-file.size_bytes)
+            self._tell(before - self._done_bytes)
         problem = f"{file.name} of {self._where} came twice with another checksum than {self._hub} says it has"
         raise ModelUnavailable(problem, "ModelCorrupt")
 
