@@ -151,7 +151,8 @@ def service(*pods: Json, gates: Mapping[str, GateState] | None = None, replicas:
 def event(about: Json, reason: str, message: str, **more: Any) -> Json:
     metadata = about["metadata"]
     involved = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"]}
-    told = {"involvedObject": involved, "reason": reason, "message": message, "type": "Warning"}
+    named = {"metadata": {"name": f"{metadata['name']}.1"}, "involvedObject": involved}
+    told = {**named, "reason": reason, "message": message, "type": "Warning"}
     return {**told, "lastTimestamp": "2026-01-01T00:07:00Z", **more}
 
 
@@ -265,6 +266,41 @@ def test_without_kubectl_one_line_says_so(
 
     assert run(["status"]) == 2
     assert "kubectl is not found in PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "said", ["", "garbage", "null", "[]", "[" * 100_000, '{"items": [null]}', '{"items": [{"metadata": 5}]}']
+)
+@pytest.mark.parametrize("command", ["status", "status chat", "why chat", "top chat --once"])
+def test_a_kubectl_that_prints_something_else_is_one_line(
+    world: World, command: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.service(scene.pod())
+    world.says = dict.fromkeys(world.says, said)
+    world.write()
+
+    assert run(command.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sluice: kubectl ")
+    assert line.endswith("which program is `kubectl` in PATH?")
+
+
+@pytest.mark.parametrize("program", [b"not a program", b"\x7fELF"])
+def test_a_kubectl_that_is_no_program_is_one_line(
+    world: World, program: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (world.folder / "kubectl").write_bytes(program)
+    assert run(["status"]) == 2
+    assert capsys.readouterr().err == "sluice: kubectl cannot be run: Exec format error\n"
+
+
+@pytest.mark.parametrize("command", ["why -- --all", "why a/b", "status -- -A", "drain -- -x", "drain pod/a"])
+def test_a_name_that_kubectl_would_take_for_something_else_is_refused(
+    world: World, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command.split()) == 2
+    assert re.fullmatch(r"sluice: '.+' is no name: .*\n", capsys.readouterr().err)
+    assert not (world.folder / "calls").exists()
 
 
 def test_the_place_is_handed_to_kubectl(world: World) -> None:

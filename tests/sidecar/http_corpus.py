@@ -49,8 +49,8 @@ def _chunks(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
 
 
-def _with(line: bytes) -> bytes:
-    return post(line, b"Content-Length: %d" % len(CHAT), body=CHAT)
+def _with(lines: bytes) -> bytes:
+    return post(lines, b"Content-Length: %d" % len(CHAT), body=CHAT)
 
 
 SIZE = b"%d" % len(CHAT)
@@ -126,6 +126,7 @@ CASES = [
     Case("two-hosts", post(b"Host: b", b"Content-Length: " + SIZE, body=CHAT)),
     Case("ten-thousand-headers", post(*(b"x-%d: 1" % i for i in range(10_000)))),
     Case("a-header-of-100-kB", _with(b"x-a: " + b"a" * 100_000)),
+    Case("headers-of-80-KB-at-once", _with(b"\r\n".join(b"x-%d: %s" % (i, b"a" * 8_000) for i in range(10)))),
     Case("headers-of-2-MB", post(*(b"x-%d: %s" % (i, b"a" * 16_000) for i in range(120)))),
     # The first line.
     Case("no-version", b"POST %s\r\n\r\n" % PATH),

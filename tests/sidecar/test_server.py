@@ -50,6 +50,13 @@ async def test_what_is_not_there(gate: RunningGate, method: str, path: str, stat
         assert ("Allow" in response.headers) is (status == 405)
 
 
+@pytest.mark.parametrize("path", ["/v1/models/" + "a" * 15_000, "/" + "a" * 15_000])
+async def test_an_answer_repeats_no_more_of_a_request_than_is_needed(gate: RunningGate, path: str) -> None:
+    async with gate.client.delete(gate.url + path) as response:
+        assert response.status in {404, 405}
+        assert len((await error_of(response))["message"]) < 400
+
+
 @pytest.mark.parametrize(
     ("data", "headers", "status", "code"),
     [

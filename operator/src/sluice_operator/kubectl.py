@@ -27,6 +27,8 @@ SERVICES = "inferenceservices.sluice.dev"
 ADMIN_PORT = 9090
 
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
+# What may stand where kubectl takes a name: nothing that it could take for an option, or for a kind.
+_NAME = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}")
 # kubectl gives up on a server that does not answer after this long; a read of ours is never longer.
 _TIMEOUT_S = 60
 
@@ -47,8 +49,7 @@ class Kubectl:
             InvalidSettings: there is none, or the user may not read it; in kubectl's words.
             Unreachable: the API server does not answer.
         """
-        found: Object = json.loads(self.read("get", kind, name, "-o", "json"))
-        return found
+        return _object(self._json("get", kind, checked_name(name), "-o", "json"))
 
     def list(self, kind: str, *words: str) -> list[Object]:
         """The objects of a kind; `words` select among them.
@@ -56,8 +57,19 @@ class Kubectl:
         Raises:
             InvalidSettings, Unreachable: as for `get`.
         """
-        items: list[Object] = json.loads(self.read("get", kind, *words, "-o", "json"))["items"]
-        return items
+        found = self._json("get", kind, *words, "-o", "json")
+        items = found.get("items") if isinstance(found, dict) else None
+        if not isinstance(items, list):
+            raise InvalidSettings(f"kubectl get {kind} printed no list of objects: which program is `kubectl` in PATH?")
+        return [_object(item) for item in items]
+
+    def _json(self, *words: str) -> Any:  # noqa: ANN401  # whatever JSON says
+        said = self.read(*words)
+        try:
+            return json.loads(said)
+        except (ValueError, RecursionError) as error:
+            what = f"kubectl {words[0]} {words[1]} printed no JSON: which program is `kubectl` in PATH?"
+            raise InvalidSettings(what) from error
 
     def read(self, *words: str, timeout_s: float = _TIMEOUT_S) -> str:
         """What kubectl prints.
@@ -67,8 +79,15 @@ class Kubectl:
         """
         try:
             done = subprocess.run(  # noqa: S603  # the user's own kubectl, no shell
-                self.command(*words), capture_output=True, text=True, timeout=timeout_s, check=False
+                self.command(*words),
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
             )
+        except OSError as error:
+            raise InvalidSettings(f"kubectl cannot be run: {error.strerror or error}") from error
         except subprocess.TimeoutExpired as error:
             raise Unreachable(f"kubectl {words[0]} has no answer after {timeout_s:g} s") from error
         if done.returncode:
@@ -119,6 +138,33 @@ class Kubectl:
             *(["--namespace", self.namespace] if self.namespace else []),
         ]
         return [program, *where, *words]
+
+
+def checked_name(name: str) -> str:
+    """The name of an object, as kubectl is given it.
+
+    Raises:
+        InvalidSettings: kubectl would take it for something else.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidSettings(f"{name!r} is no name: lower case letters, digits, '-' and '.', a letter or digit first")
+    return name
+
+
+def _object(found: Any) -> Object:  # noqa: ANN401  # whatever JSON says
+    """What the API server would call an object, with the parts that are read here.
+
+    Raises:
+        InvalidSettings: it is none.
+    """
+    metadata, *others = (
+        [found.get(part) for part in ("metadata", "spec", "status")] if isinstance(found, dict) else [None]
+    )
+    is_named = isinstance(metadata, dict) and isinstance(metadata.get("name"), str)
+    if not is_named or not all(other is None or isinstance(other, dict) for other in others):
+        raise InvalidSettings("kubectl printed no object of Kubernetes: which program is `kubectl` in PATH?")
+    object_: Object = found
+    return object_
 
 
 def _failed(said: str) -> InvalidSettings | Unreachable:

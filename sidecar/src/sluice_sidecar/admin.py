@@ -12,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sluice_engine import codec
-from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, shown
 from sluice_sidecar.server import Gate
 from sluice_sidecar.telemetry.headroom import demanded, headroom
 from sluice_sidecar.telemetry.state import SCHEMA_VERSION, Admission, GateState
@@ -44,9 +44,11 @@ class Admin:
         }
         page = pages.get(request.path)
         if page is None:
-            return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this port has {', '.join(pages)}."))
+            return answer(
+                Refusal(Reason.NOT_FOUND, f"There is no {shown(request.path)}; this port has {', '.join(pages)}.")
+            )
         if request.method not in {"GET", "HEAD"}:
-            message = f"The route {request.path} takes GET, HEAD, not {request.method}."
+            message = f"The route {shown(request.path)} takes GET, HEAD, not {request.method}."
             return answer(Refusal(Reason.METHOD_NOT_ALLOWED, message), {"Allow": "GET, HEAD"})
         return await page(request)
 
@@ -105,7 +107,9 @@ class Admin:
     async def _of_engine(self, request: web.BaseRequest) -> web.StreamResponse:
         if not self._gate.engine.keeps_steps:
             engine = self._gate.config.engine
-            return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path} here: {engine} keeps no such record."))
+            return answer(
+                Refusal(Reason.NOT_FOUND, f"There is no {shown(request.path)} here: {engine} keeps no such record.")
+            )
         try:
             async with (
                 asyncio.timeout(_ENGINE_TIMEOUT_S),

@@ -13,6 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+# Characters of a path that an answer repeats.
+_MOST_SHOWN = 100
+
 UNKNOWN_CALLER_STATUS = 401
 BUSY_STATUS = 429
 UNAVAILABLE_STATUS = 503
@@ -197,3 +200,8 @@ class EngineUnreachable(GateError):
     def __init__(self, message: str, *, refused: bool) -> None:
         super().__init__(message)
         self.refused = refused
+
+
+def shown(said: str) -> str:
+    """What a caller wrote, as an answer repeats it: its beginning is enough to know it again."""
+    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}…"

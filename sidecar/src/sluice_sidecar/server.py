@@ -22,7 +22,7 @@ from sluice_sidecar.callers.trust import TrustedPeers
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.drain import Drain
 from sluice_sidecar.engines.select import engine_link
-from sluice_sidecar.errors import Reason, Refusal, Refused
+from sluice_sidecar.errors import Reason, Refusal, Refused, shown
 from sluice_sidecar.estimates.estimate import Route
 from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.models import MODELS, is_models, models
@@ -147,7 +147,7 @@ class Gate:
             problem = self.not_ready() if request.path == "/readyz" else None
             return plain(problem)
         known = ", ".join((*_ROUTES, MODELS))
-        return answer(Refusal(Reason.NOT_FOUND, f"There is no {request.path}; this server has {known}."))
+        return answer(Refusal(Reason.NOT_FOUND, f"There is no {shown(request.path)}; this server has {known}."))
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         request_id = f"req-{secrets.token_hex(12)}"
@@ -250,5 +250,7 @@ class Gate:
 
 
 def _not_allowed(request: web.BaseRequest, allowed: str) -> web.Response:
-    refusal = Refusal(Reason.METHOD_NOT_ALLOWED, f"The route {request.path} takes {allowed}, not {request.method}.")
+    refusal = Refusal(
+        Reason.METHOD_NOT_ALLOWED, f"The route {shown(request.path)} takes {allowed}, not {request.method}."
+    )
     return answer(refusal, {"Allow": allowed})

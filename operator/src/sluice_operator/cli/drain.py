@@ -10,7 +10,7 @@ import click
 
 from sluice_operator.cli.where import in_cluster
 from sluice_operator.errors import Unreachable
-from sluice_operator.kubectl import Kubectl
+from sluice_operator.kubectl import Kubectl, checked_name
 from sluice_operator.records import source
 from sluice_sidecar.telemetry.state import GateState
 
@@ -41,7 +41,7 @@ def drain(kubectl: Kubectl, pod: str, timeout_s: int, *, as_json: bool) -> int:
     Exit codes: 0 nothing runs there any more; 1 streams still run; 2 wrong usage, no such pod, no cluster.
     """
     # The gate's own signal, as its preStop hook sends it: whoever may exec into a pod may drain it, nobody else.
-    kubectl.read("exec", pod, "-c", "gate", "--", "/bin/sh", "-c", "kill -USR1 1")
+    kubectl.read("exec", checked_name(pod), "-c", "gate", "--", "/bin/sh", "-c", "kill -USR1 1")
     inside, is_drained = -1, False
     with kubectl.forwarded(pod) as url:
         for state in _states(url, timeout_s):

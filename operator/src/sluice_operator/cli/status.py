@@ -51,13 +51,13 @@ def summary(service: Mapping[str, Any]) -> dict[str, Any]:
     ready = condition(seen, "Ready")
     is_newest = seen.get("observedGeneration") == metadata.get("generation")
     return {
-        "namespace": metadata["namespace"],
+        "namespace": metadata.get("namespace", ""),
         "name": metadata["name"],
         # What is told of an older spec says nothing about this one.
         "ready": is_newest and ready.get("status") == "True",
         "reason": ready.get("reason", "") if is_newest else "NotObserved",
         "message": ready.get("message", "") if is_newest else "the operator has not seen the newest change yet",
-        "replicas": service["spec"].get("replicas", 1),
+        "replicas": (service.get("spec") or {}).get("replicas", 1),
         "readyReplicas": seen.get("readyReplicas", 0),
         "admissionOpen": condition(seen, "AdmissionOpen").get("status") == "True",
         "measured": seen.get("measured", {}),

@@ -66,7 +66,7 @@ def parser_is_compiled() -> bool:
 
 
 def framing_problem(request: web.BaseRequest) -> str | None:
-    """Why another reader of the same bytes may see another request in them; None when they are plain.
+    """Why another reader of the same bytes may see another request in them, or none; None when they are plain.
 
     What the parsers refuse themselves is not among it.
     """
@@ -75,6 +75,8 @@ def framing_problem(request: web.BaseRequest) -> str | None:
     codings = request.headers.getall("Transfer-Encoding", [])
     if codings and (request.version == HttpVersion10 or [coding.strip().lower() for coding in codings] != ["chunked"]):
         return "Transfer-Encoding can be chunked, once, and in HTTP/1.1 only"
+    if sum(len(name) + len(value) + 4 for name, value in request.raw_headers) > MAX_HEADER_BLOCK_BYTES:
+        return f"The headers are longer than {MAX_HEADER_BLOCK_BYTES} bytes together"
     return None
 
 
