@@ -330,6 +330,41 @@ async def test_a_changed_service_does_not_wait_for_those_that_the_clock_wakes(wo
         assert "apply Deployment/chat" in await world.look(changed)
 
 
+async def test_one_that_is_changed_or_made_while_others_are_looked_at_does_not_wait_for_them(world: World) -> None:
+    for _ in range(reconcile._AT_ONCE):
+        await world.reconciler._turns.acquire()
+    world.reconciler.see(scene.body())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert world.cluster.writes == [], "it waits in the line"
+
+    world.reconciler.see(scene.body(generation=2))
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+    world.cluster.told.clear()
+    await world.reconciler.resync(listed(scene.body(generation=2)))
+    world.reconciler.see(scene.body(name="new", uid="new"))
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+
+    assert {("Deployment", "chat"), ("Deployment", "new")} <= world.cluster.objects.keys()
+    assert world.reconciler._turns._value == 0, "who went past the line gave nothing back"
+
+
+async def test_a_wait_in_the_line_is_no_part_of_a_look(world: World) -> None:
+    for _ in range(reconcile._AT_ONCE):
+        await world.reconciler._turns.acquire()
+    looking = asyncio.create_task(world.look(world.service()))
+    await asyncio.sleep(0)
+
+    world.time_s += 100
+    world.reconciler._turns.release()
+    await looking
+
+    assert world.count("sluice_operator_reconcile_seconds_sum") == 0
+    assert world.reconciler._turns._value == 1
+
+
 async def test_a_corrected_spec_ends_the_pause_after_a_failure(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sluice_operator.reconcile._BACKOFF_S", (3600,))
     failed = asyncio.Event()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ class Service:
     events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody changed the spec, and waits: it is looked at before those that the clock wakes, and ends a pause."""
+    """Somebody made it or changed its spec, and waits: it goes before those that the clock wakes, and ends a pause."""
     problem: Failure | None = None
     runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
@@ -104,6 +104,8 @@ class Reconciler:
         self._cluster, self._gates, self._settings, self._metrics = cluster, gates, settings, metrics
         self._clock, self._wall_clock, self._now = clock, wall_clock, now
         self._services: dict[tuple[str, str], Service] = {}
+        self._is_synced = False
+        """All services were listed once: one that comes now is new, and somebody waits for it."""
         self._heard: set[tuple[str, str]] = set()
         """Of which services the watch told something since the last list of all was asked for."""
         metrics.services.set_function(lambda: len(self._services))
@@ -131,6 +133,8 @@ class Reconciler:
             service.wake.set()
             service.task = asyncio.create_task(self._tend(service), name=f"service {at[0]}/{at[1]}")
             self._services[at] = service
+            if self._is_synced:
+                service.news.set()
             return
         known, new = service.body["metadata"], body["metadata"]
         # Our own status writes come back as events; the generation is the spec's.
@@ -172,6 +176,7 @@ class Reconciler:
                     self.is_watch_suspect = True
                 self._take(body)
             self.touch(*at)
+        self._is_synced = True
 
     def discovered(self, kind: str, *, is_served: bool) -> None:
         """Whether the API server has an optional kind's definition now; a change concerns every service."""
@@ -238,6 +243,22 @@ class Reconciler:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.news.wait(), timeout=wait_s)
 
+    @contextlib.asynccontextmanager
+    async def _turn(self, service: Service) -> AsyncIterator[None]:
+        """A place among those that are looked at; at once for one that is news, or becomes so while it waits."""
+        place = asyncio.ensure_future(self._turns.acquire())
+        news = asyncio.ensure_future(service.news.wait())
+        try:
+            await asyncio.wait((place, news), return_when=asyncio.FIRST_COMPLETED)
+            if news.done():
+                place.cancel()
+            service.news.clear()
+            yield
+        finally:
+            news.cancel()
+            if not place.cancel() and not place.cancelled():
+                self._turns.release()
+
     async def look(self, service: Service) -> None:
         """One turn: reconcile if something changed, ask the pods, write the status if it is worth it."""
         if service.body["metadata"].get("deletionTimestamp"):
@@ -245,11 +266,9 @@ class Reconciler:
             return
         is_due = self._clock() >= service.decide_at
         if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
-            service.wake.clear()
-            began = service.looked_at = self._clock()
-            is_news = service.news.is_set()
-            service.news.clear()
-            async with contextlib.nullcontext() if is_news else self._turns:
+            async with self._turn(service):
+                service.wake.clear()
+                began = service.looked_at = self._clock()
                 await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
