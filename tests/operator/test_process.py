@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from typing import Any
@@ -17,8 +18,9 @@ from prometheus_client import CollectorRegistry
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.logs import JSONFormatter
-from sluice_operator import config
-from sluice_operator.errors import InvalidSettings
+from sluice_operator import __main__ as operator_main
+from sluice_operator import config, handlers
+from sluice_operator.errors import InvalidSettings, LeaseLost
 from sluice_operator.gates import GateClient, decode_state
 from sluice_operator.health import Health, application
 from sluice_operator.metrics import HeartbeatCollector, Metrics
@@ -84,6 +86,31 @@ def test_the_process_says_in_one_line_what_is_wrong_with_its_settings() -> None:
 
     assert done.returncode == 2
     assert done.stderr == "sluice-operator: SLUICE_ENGINE_IMAGE must be set to the image of the engine\n"
+
+
+def test_who_lost_the_lease_starts_anew_as_the_same_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[tuple[str, list[str]]] = []
+
+    async def run(_: config.Settings) -> None:
+        raise LeaseLost("the lease system/sluice-operator could not be renewed in time")
+
+    monkeypatch.setattr(operator_main, "run", run)
+    for name, value in IMAGES.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(operator_main, "setup_logging", lambda _: None)
+    monkeypatch.setattr(os, "execv", lambda *words: started.append(words))
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-P", "-m", "sluice_operator"])
+
+    operator_main.main()
+
+    assert started == [(sys.executable, [sys.executable, "-P", "-m", "sluice_operator"])]
+
+
+def test_an_api_server_that_is_back_is_noticed_within_seconds() -> None:
+    pauses = handlers.settings().networking.error_backoffs
+
+    assert max(pauses) <= 5
+    assert sum(pauses) >= 3600
 
 
 async def test_liveness_follows_the_heartbeats() -> None:

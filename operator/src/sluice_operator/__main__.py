@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from sluice_operator import config, handlers, kube, watches
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, InvalidSettings, OperatorError
+from sluice_operator.errors import ApiRefused, InvalidSettings, LeaseLost, OperatorError
 from sluice_operator.gates import GateClient
 from sluice_operator.health import Health, application
 from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
@@ -37,7 +37,7 @@ _LEASE_SILENCE_S = 300.0
 
 
 def main() -> int:
-    """Exit 0 after SIGTERM, 1 when the cluster cannot be reached, 2 for bad settings."""
+    """Exit 0 after SIGTERM, 1 when the cluster cannot be reached, 2 for bad settings; a lost Lease starts it anew."""
     try:
         settings = config.from_environment(os.environ)
     except InvalidSettings as error:
@@ -46,6 +46,11 @@ def main() -> int:
     setup_logging(settings.log_level)
     try:
         asyncio.run(run(settings))
+    except LeaseLost as error:
+        # Anew, but as the same container: a kubelet lets one that ended a few times wait for minutes, and an API server
+        # that was away for a while takes the Lease from whoever held it.
+        log.warning("starting anew", extra={"error": str(error)})
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  # our own command line
     except (OperatorError, ConfigException, aiohttp.ClientError, OSError) as error:
         print(f"sluice-operator: {error}", file=sys.stderr)  # noqa: T201  # one line for a person
         return 1
@@ -132,7 +137,7 @@ async def _follow(
     cluster: kube.Kube, reconciler: Reconciler, settings: Settings, *, health: Health, metrics: Metrics
 ) -> None:
     for kind in OPTIONAL_KINDS:
-        reconciler.discovered(kind, is_served=await _is_served(cluster, kind))
+        reconciler.discovered(kind, is_served=await cluster.serves(kind))
     ours = [asyncio.create_task(_resync(cluster, reconciler, settings, health=health, metrics=metrics), name="resync")]
     for kind in CHILD_KINDS:
         for namespace in settings.namespaces or ("",):
@@ -157,19 +162,9 @@ async def _follow(
 
 async def _crd(cluster: kube.Kube) -> None:
     """Wait for the CRD: kopf, which may not list CRDs, looks for it once, at its start."""
-    while not await _is_served(cluster, SERVICE_KIND):
+    while not await cluster.serves(SERVICE_KIND):
         log.warning("the CRD inferenceservices.sluice.dev is not installed; waiting for it")
         await asyncio.sleep(_CRD_RETRY_S)
-
-
-async def _is_served(cluster: kube.Kube, kind: str) -> bool:
-    """Whether the API server has the kind's definition; asked until it answers: no outage ends the process here."""
-    while True:
-        try:
-            return await cluster.serves(kind)
-        except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("discovery failed", extra={"kind": kind, "error": str(error) or type(error).__name__})
-            await asyncio.sleep(_CRD_RETRY_S)
 
 
 async def _resync(
@@ -183,7 +178,7 @@ async def _resync(
     while True:
         try:
             await reconciler.resync(cluster.list_services(settings.namespaces))
-        except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
             log.warning("resync failed", extra={"error": str(error) or type(error).__name__})
             await asyncio.sleep(10)
             continue

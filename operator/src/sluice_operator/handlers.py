@@ -16,6 +16,9 @@ from sluice_operator.reconcile import Reconciler
 
 # The kubelet replaces the token at 80 % of its hour; reading it this often never uses one that has ended.
 _TOKEN_LIFETIME = dt.timedelta(minutes=10)
+# Between attempts while the API server is away. kopf's own grow to 21 s, for which no changed spec is seen though it is
+# back. After an hour of these kopf gives up, and the process ends.
+_RETRIES_S = (1, 2, 3, *(5,) * 720)
 
 
 def settings() -> kopf.OperatorSettings:
@@ -29,6 +32,7 @@ def settings() -> kopf.OperatorSettings:
     chosen.watching.connect_timeout = 10
     chosen.networking.request_timeout = 30
     chosen.networking.connect_timeout = 10
+    chosen.networking.error_backoffs = _RETRIES_S
     return chosen
 
 

@@ -78,7 +78,9 @@ class Service:
     events_at: float = float("-inf")
     spec: specs.ServiceSpec | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody made it or changed its spec, and waits: it goes before those that the clock wakes, and ends a pause."""
+    """Somebody made it or changed its spec, and waits: it goes before those that the clock wakes."""
+    hope: asyncio.Event = field(default_factory=asyncio.Event)
+    """What failed may go well now: the spec is another, or the API server answers again. Ends a pause."""
     problem: Failure | None = None
     runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
@@ -140,6 +142,7 @@ class Reconciler:
         # Our own status writes come back as events; the generation is the spec's.
         if any(known.get(field) != new.get(field) for field in ("generation", "deletionTimestamp")):
             service.news.set()
+            service.hope.set()
             service.wake.set()
         service.body = body
 
@@ -193,8 +196,9 @@ class Reconciler:
         return [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in self.kinds]
 
     def touch_all(self) -> None:
-        """Changes may have been missed: look at every service again."""
+        """Changes may have been missed while the API server was away: look at every service again."""
         for service in self._services.values():
+            service.hope.set()
             service.wake.set()
 
     async def close(self) -> None:
@@ -239,9 +243,9 @@ class Reconciler:
 
     @staticmethod
     async def _pause(service: Service, wait_s: float) -> None:
-        """After a failure; a corrected spec is not kept waiting."""
+        """After a failure; nobody is kept waiting once it may go well."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(service.news.wait(), timeout=wait_s)
+            await asyncio.wait_for(service.hope.wait(), timeout=wait_s)
 
     @contextlib.asynccontextmanager
     async def _turn(self, service: Service) -> AsyncIterator[None]:
@@ -253,6 +257,7 @@ class Reconciler:
             if news.done():
                 place.cancel()
             service.news.clear()
+            service.hope.clear()
             yield
         finally:
             news.cancel()

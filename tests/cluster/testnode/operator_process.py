@@ -63,6 +63,7 @@ class OperatorProcess:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
         except OSError:
+            self._port = 0  # it may have started anew
             return 0, ""
 
     def metric(self, name: str) -> float:
