@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tarfile
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.testnode import cache, layout, programs
+from cluster.testnode import boot, cache, layout, programs
+from cluster.testnode.box import Plan
 from cluster.testnode.progress import Progress, elapsed
 
 DRIVER = Path(__file__).with_name("node.py")
@@ -102,6 +104,25 @@ def test_progress_into_a_file_says_start_and_outcome_a_task() -> None:
         "helm: building",
         "helm: building: failed after 0s",
     ]
+
+
+def test_a_program_of_the_node_that_is_killed_starts_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(boot, "RESTART_AFTER_S", 0)
+    node = boot.Node(Plan(tmp_path, (), tmp_path, tmp_path, "token"))
+    try:
+        node._spawn("sleep", "60")
+        (first,) = node._started
+        os.kill(first, signal.SIGKILL)
+        _, status = os.waitpid(first, 0)
+
+        assert node.restart(first, status) == "sleep"
+        (second,) = node._started
+        assert node._started[second].words == ("sleep", "60")
+        assert node.restart(first, status) is None, "an orphan by that number is none of the node's"
+    finally:
+        for started in node._started.values():
+            started.process.kill()
+            started.process.wait()
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0s"), (59.9, "59s"), (60, "1m00s"), (605, "10m05s")])

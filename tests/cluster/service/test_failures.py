@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,24 +15,12 @@ import pytest
 
 from cluster.service.space import KIND, MODELS_AT, TINY, Space, models
 from cluster.service.streams import client, once, opened
+from cluster.testnode import processes
 from cluster.testnode.cluster import Object
 
 pytestmark = pytest.mark.cluster
 
 UNICODE = "größe-模型-🦙"
-
-
-def process_of(pod_uid: str, program: bytes = b"sluice_engine") -> int:
-    """The engine, or another program, of that pod, as the node's process tree has it."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            groups = (process / "cgroup").read_text()
-            words = (process / "cmdline").read_bytes().split(b"\0")
-        except OSError:  # it ended meanwhile
-            continue
-        if pod_uid in groups.replace("_", "-") and program in words:
-            return int(process.name)
-    raise AssertionError(f"no {program.decode()} runs in pod {pod_uid}")
 
 
 async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_back(space: Space) -> None:
@@ -44,7 +31,7 @@ async def test_a_killed_engine_ends_every_stream_in_an_error_event_and_comes_bac
         for answer in answers:  # all three are in the middle of their output
             await anext(aiter(answer))
 
-        os.kill(process_of(pod["metadata"]["uid"]), signal.SIGKILL)
+        processes.kill(processes.of_pod(pod["metadata"]["uid"], "sluice_engine"))
 
         for answer in answers:
             with pytest.raises(openai.APIError) as caught:
@@ -197,7 +184,7 @@ async def test_a_gate_that_answers_no_probe_is_told_as_such(space: Space) -> Non
     assert (await once(url, name, "hello", max_tokens=2)).finish_reason
     (pod,) = space.pods("stopped")
 
-    os.kill(process_of(pod["metadata"]["uid"], b"sluice_sidecar"), signal.SIGSTOP)
+    os.kill(processes.of_pod(pod["metadata"]["uid"], "sluice_sidecar"), signal.SIGSTOP)
 
     await asyncio.to_thread(space.wait, "stopped", "jsonpath={.status.failure.reason}=ProbeFailed")
     assert "gate: its liveness probe failed" in space.status("stopped")["failure"]["message"]

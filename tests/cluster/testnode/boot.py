@@ -1,6 +1,7 @@
 """The inside of the box: starts a whole Kubernetes node, runs the command, and is its process 1.
 
-Etcd to a Ready node, without certificates of its own making or any rights to give: whoever is in the box is admin.
+Etcd to a Ready node, without certificates of its own making or any rights to give: whoever is in the box is admin. A
+program of the node that ends is started again, as a machine's own supervisor would.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,20 @@ SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/16"
 READY_WITHIN_S = 120  # fifteen seconds on two idle cores
 POLL_S = 0.1
+RESTART_AFTER_S = 5  # long enough that whoever needs the program notices: systemd gives a kubelet 10 s
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A program of the node that runs."""
+
+    words: tuple[str, ...]
+    process: subprocess.Popen[bytes]
+    """Held, or Python would wait for the process behind our back."""
+
+    @property
+    def program(self) -> str:
+        return self.words[0]
 
 
 class Node:
@@ -38,7 +54,7 @@ class Node:
     def __init__(self, plan: Plan) -> None:
         self.run = plan.run
         self._plan = plan
-        self._started: dict[int, str] = {}
+        self._started: dict[int, _Started] = {}
         self._deadline = time.monotonic() + READY_WITHIN_S
         self._tls = ssl.create_default_context()
         self._tls.check_hostname = False
@@ -70,9 +86,14 @@ class Node:
         self._wait("kubelet", self._ready)
         self._wait("kube-controller-manager", lambda: self._get("/api/v1/namespaces/default/serviceaccounts/default"))
 
-    def name_of(self, process: int) -> str | None:
-        """The program with that process id, if the node started it."""
-        return self._started.get(process)
+    def restart(self, process: int, status: int) -> str | None:
+        """Start the program of the node that ended so again, in `RESTART_AFTER_S`; its name, if it was one."""
+        ended = self._started.pop(process, None)
+        if ended is None:
+            return None
+        ended.process.returncode = os.waitstatus_to_exitcode(status)  # it was waited for: nobody need try again
+        self._spawn(*ended.words, after_s=RESTART_AFTER_S)
+        return ended.program
 
     def _lay_out(self) -> None:
         """The network device, and folders that would otherwise be the machine's own."""
@@ -211,19 +232,20 @@ SystemdCgroup = false
             with contextlib.suppress(OSError, KeyError):
                 if done():
                     return
-            for process, name in self._started.items():
+            for process, started in self._started.items():
                 if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                    raise Broken(f"{name} ended: {_last_line(self.run / f'{name}.log')}")
+                    raise Broken(f"{started.program} ended: {_last_line(self.run / f'{started.program}.log')}")
             if time.monotonic() > self._deadline:
                 raise Broken(
                     f"{program} is not ready after {READY_WITHIN_S} s: {_last_line(self.run / f'{program}.log')}"
                 )
             time.sleep(POLL_S)
 
-    def _spawn(self, program: str, *words: str) -> None:
-        with (self.run / f"{program}.log").open("wb") as log:
+    def _spawn(self, *words: str, after_s: int = 0) -> None:
+        pause = ("sh", "-c", 'sleep "$0" && exec "$@"', str(after_s)) if after_s else ()
+        with (self.run / f"{words[0]}.log").open("ab") as log:
             process = subprocess.Popen(
-                [program, *words],
+                [*pause, *words],
                 cwd=self.run,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
@@ -231,7 +253,7 @@ SystemdCgroup = false
                 stderr=log,
                 process_group=0,  # an interrupt from the terminal is for the command alone
             )
-        self._started[process.pid] = program
+        self._started[process.pid] = _Started(words, process)
 
     def _run(self, *words: str) -> None:
         done = subprocess.run(words, cwd=self.run, env=self.environment, capture_output=True, text=True, check=False)
@@ -265,6 +287,5 @@ def main(run: Path, command: Sequence[str]) -> int:
         process, status = os.waitpid(-1, 0)
         if process == child.pid:
             return os.waitstatus_to_exitcode(status) & 0xFF
-        name = node.name_of(process)
-        if name:
+        if name := node.restart(process, status):
             print(f"node: {name} ended: {_last_line(run / f'{name}.log')}", file=sys.stderr, flush=True)
