@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_operator import kube, plan, watches
+from sluice_operator.__main__ import _crd as wait_for_the_crd
 from sluice_operator.changes import Told
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
@@ -233,6 +234,17 @@ async def test_it_knows_whether_a_kinds_definition_is_there(api: Api, answer: we
     api.recorder.answers["GET /apis/sluice.dev/v1alpha1"] = answer
 
     assert await api.kube.serves("InferenceService") is served
+
+
+async def test_a_start_sits_out_an_api_server_that_does_not_answer(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluice_operator.__main__._CRD_RETRY_S", 0)
+    served = web.json_response({"resources": [{"name": "inferenceservices"}]})
+    answers = [refusal(503, "ServiceUnavailable", "later"), refusal(404, "NotFound", "no"), served, served]
+    api.recorder.answers["GET /apis/sluice.dev/v1alpha1"] = answers
+
+    await wait_for_the_crd(api.kube)
+
+    assert len(api.recorder.asked) == 3
 
 
 async def test_whether_a_definition_is_there_is_not_guessed_from_an_error(api: Api) -> None:

@@ -137,7 +137,7 @@ async def _follow(
     cluster: kube.Kube, reconciler: Reconciler, settings: Settings, *, health: Health, metrics: Metrics
 ) -> None:
     for kind in OPTIONAL_KINDS:
-        reconciler.discovered(kind, is_served=await cluster.serves(kind))
+        reconciler.discovered(kind, is_served=await _is_served(cluster, kind))
     ours = [asyncio.create_task(_resync(cluster, reconciler, settings, health=health, metrics=metrics), name="resync")]
     for kind in CHILD_KINDS:
         for namespace in settings.namespaces or ("",):
@@ -162,9 +162,19 @@ async def _follow(
 
 async def _crd(cluster: kube.Kube) -> None:
     """Wait for the CRD: kopf, which may not list CRDs, looks for it once, at its start."""
-    while not await cluster.serves(SERVICE_KIND):
+    while not await _is_served(cluster, SERVICE_KIND):
         log.warning("the CRD inferenceservices.sluice.dev is not installed; waiting for it")
         await asyncio.sleep(_CRD_RETRY_S)
+
+
+async def _is_served(cluster: kube.Kube, kind: str) -> bool:
+    """Whether the API server has the kind's definition; asked until it answers: no outage ends the process here."""
+    while True:
+        try:
+            return await cluster.serves(kind)
+        except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
+            log.warning("discovery failed", extra={"kind": kind, "error": str(error) or type(error).__name__})
+            await asyncio.sleep(_CRD_RETRY_S)
 
 
 async def _resync(
@@ -178,7 +188,7 @@ async def _resync(
     while True:
         try:
             await reconciler.resync(cluster.list_services(settings.namespaces))
-        except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:
+        except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
             log.warning("resync failed", extra={"error": str(error) or type(error).__name__})
             await asyncio.sleep(10)
             continue
