@@ -31,6 +31,7 @@ LATECOMER_TOKENS = 400
 LATECOMER_POOLS = 1.5
 LATECOMER_PROMPT_TOKENS = 50
 SEED = 7
+SLOW_RATIO = 1.5  # a step this many times its prediction was not alone on the processor
 
 TOPICS = (
     "why the sky is blue", "how bread rises", "what a river delta is", "how to tie a bowline", "why cats purr",
@@ -251,6 +252,12 @@ async def run(base_url: str, admin_url: str, model: str, ttft_s: float, itl_s: f
     preempted = [p for step in steps for p in step["preempted"]]
     console.print(f"Preempted: {len(preempted)} in {engine['step']:,} steps.")
     show_steps(console, steps, {call.request_id: call.name for call in calls if call.request_id})
+    if not kept:
+        slow = sum(step["real_us"] > SLOW_RATIO * step["predicted_us"] for step in steps)
+        console.print(
+            f"{slow:,} of the last {len(steps):,} steps took more than {SLOW_RATIO} times what was "
+            "predicted: many mean that other programs took the processor."
+        )
     pool, door = engine["pool"], state["admission"]
     held = pool["total_blocks"] - pool["free_blocks"]
     console.print(f"Afterwards {held} KV blocks are held and the gate's ledger has {door['ledger_requests']} requests.")

@@ -36,7 +36,8 @@ async def main() -> int:
         if state is not None and state.engine is not None and state.engine.derived is not None:
             derived = state.engine.derived
             print(
-                f"  ready. Derived from the promise: {derived.chunk_ceiling_tokens} prefill tokens a step at most, "
+                f"  ready. Derived from the promise: {derived.chunk_ceiling_tokens} prefill tokens a step at the "
+                "end of a long prompt (more at its start), "
                 f"{derived.max_sequences} at once, {derived.kv_capacity_tokens:,} tokens of KV.\n"
             )
             if not derived.feasible:
@@ -50,7 +51,8 @@ async def main() -> int:
             spec.live.slo.inter_token_latency_us / 1e6,
         )
     if not kept:
-        print("demo: the promise was not kept, or something was left behind: see above", file=sys.stderr)
+        print("demo: the promise was not kept, or something was left behind: see above,", file=sys.stderr)
+        print("and docs/troubleshooting.md, which has a line for it", file=sys.stderr)
     return 0 if kept else 1
 
 

@@ -31,10 +31,10 @@ def main() -> int:
     node = Cluster(Path(folder))
     with node.namespace("sluice-system") as system, node.namespace("demo") as namespace:
         release = Release(node, "sluice", system)
-        say("helm install sluice charts/sluice --namespace sluice-system")
+        say(f"helm install sluice charts/sluice --namespace {system}     # with the images of this node")
         print(release.install())
         kept = serve(Space.prepare(node, namespace))
-        say("helm uninstall sluice")
+        say(f"helm uninstall sluice --namespace {system}")
         print(release.uninstall())
         say(f"kubectl get crd {KIND}     # kept: your resources outlive a reinstall")
         print(node.kubectl("get", "crd", KIND))
@@ -45,7 +45,7 @@ def serve(space: Space) -> bool:
     """The life of one service; whether its promise was kept and it left nothing behind."""
     service = space.mounted(example("demo-cpu"))  # torch is mounted: the node's engine image leaves it out
     name = service["metadata"]["name"]
-    say("kubectl apply -f crds/examples/demo-cpu.yaml")
+    say("kubectl apply -f crds/examples/demo-cpu.yaml      # and a volume with torch, which this node's image lacks")
     space.apply(service)
     say("kubectl wait sluice/demo --for=condition=Available      # it loads, then measures its step times")
     space.wait(name, "condition=Available")
