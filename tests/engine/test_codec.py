@@ -100,6 +100,8 @@ def test_text_that_is_not_json_is_one_line() -> None:
 
     assert str(raised.value).startswith("engine.json: is not JSON")
     assert "\n" not in str(raised.value)
+    with pytest.raises(InvalidConfig, match=r"^engine\.json: is not JSON"):
+        from_json(EngineConfig, "[" * 100_000, "engine.json")
 
 
 @given(

@@ -60,6 +60,8 @@ def test_another_way_of_writing_the_same_is_no_change(mounted: Mounted) -> None:
         pytest.param(document(0), "slo.inter_token_latency_us: must be positive", id="out of range"),
         pytest.param(document(admission={"wishes": 1}), "live.json.admission.wishes: is not a known", id="unknown key"),
         pytest.param(b"\xff\xfe", "is not JSON", id="not text"),
+        pytest.param("[" * 100_000, "live.json: is not JSON: ", id="nested without an end"),
+        pytest.param(b"9" * 5_000, "live.json: is not JSON: ", id="a number without an end"),
     ],
 )
 def test_a_bad_file_changes_nothing_and_is_told_once_until_a_good_one_is_there(

@@ -74,7 +74,7 @@ def from_json(cls: type[T], text: str | bytes, where: str) -> T:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig(where, f"is not JSON: {error}") from error
     return decode(cls, data, where)
 

@@ -19,7 +19,7 @@ def read_step_table(text: str | bytes) -> StepTable:
     """
     try:
         document = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidConfig("table", f"is not JSON: {error}") from error
     if isinstance(document, dict) and "table" in document:
         document = document["table"]

@@ -58,6 +58,6 @@ def decode_state(content: bytes) -> GateState | None:
     try:
         document = json.loads(content)
         state = codec.decode(GateState, document, "state", ignore_unknown=True)
-    except (ValueError, InvalidConfig):
+    except (ValueError, RecursionError, InvalidConfig):
         return None
     return state if is_readable(state.schema_version, SCHEMA_VERSION) else None

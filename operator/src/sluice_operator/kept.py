@@ -91,7 +91,7 @@ def _read(item: Object) -> Kept | None:
             live_shape=data["liveShape"],
             revision=int(item["revision"]),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
@@ -141,7 +141,7 @@ def adopted(observed: Observed, uid: str, spec: Json) -> Kept | None:
         return None
     try:
         live_shape = _shape_of(json.loads(live["data"]["live.json"]))
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         return None
     # A template of the API has a creationTimestamp of its own, which is nobody's to apply.
     labelled = {name: value for name, value in template["metadata"].items() if name in {"labels", "annotations"}}
