@@ -12,18 +12,22 @@ from cluster.testnode.cluster import Cluster
 from cluster.testnode.operator_process import OperatorProcess
 
 ROOT = Path(__file__).resolve().parents[3]
-CRD = ROOT / "crds/inferenceservices.sluice.dev.yaml"
+NAME = "inferenceservices.sluice.dev"
+CRD = ROOT / f"crds/{NAME}.yaml"
 INSTALLED = "app.kubernetes.io/part-of=sluice"
 
 Start = Callable[..., OperatorProcess]
 
 
-@pytest.fixture(scope="session")
-def definition(node: Cluster) -> Cluster:
-    """The node with our definition, and no installed operator that would act beside the test's own."""
+@pytest.fixture(scope="module")
+def definition(node: Cluster) -> Iterator[Cluster]:
+    """The node with our definition; one that nobody had installed is taken away, or Helm would not install its own."""
+    was_there = bool(node.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name").strip())
     node.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    node.kubectl("wait", "crd/inferenceservices.sluice.dev", "--for=condition=Established", "--timeout=60s")
-    return node
+    node.kubectl("wait", f"crd/{NAME}", "--for=condition=Established", "--timeout=60s")
+    yield node
+    if not was_there:
+        node.kubectl("delete", "crd", NAME, "--timeout=110s", timeout_s=120)
 
 
 @pytest.fixture
