@@ -61,7 +61,7 @@ class NamespaceEnds(ApiRefused):
 
 
 class LeaseLost(OperatorError):
-    """The Lease is another's, or could not be renewed in time: this process ends."""
+    """The Lease is another's, or could not be renewed in time: what it allowed ends, and the process begins anew."""
 
 
 class InvalidRecords(OperatorError):
