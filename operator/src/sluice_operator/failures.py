@@ -48,7 +48,7 @@ HINTS = {
     "ProbeFailed": "See `kubectl logs --previous` of that container: it ran and did not answer in time.",
     "EngineKilled": "If nobody did that, see `kubectl logs --previous -c engine` and the node's kernel log.",
     "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",
-    "EngineFailed": "See `kubectl logs -c engine`.",
+    "EngineFailed": "`kubectl logs POD -c engine` has the rest; add `--previous` where it has restarted.",
     "CrashLoop": "See `kubectl logs --previous -c engine`.",
     "QuotaExceeded": "Raise the ResourceQuota, free what it counts, or set resources within it.",
     "PolicyRefused": "Change what the policy names, most likely in podTemplate, or have the policy let it pass.",
