@@ -441,10 +441,19 @@ def test_a_pod_that_cannot_be_drained_is_one_line(world: World, capsys: pytest.C
     ],
 )
 def test_the_answer_comes_first(item: Json, verdict: str, *, is_well: bool) -> None:
-    answer = diagnose(Evidence(service=item, now=NOW))
+    answer = diagnose(Evidence(service=item, pods=[scene.pod()], now=NOW))
 
     assert verdict in next(iter(tell(answer)))
     assert answer.is_well is is_well
+
+
+@pytest.mark.parametrize("pods", [[], [scene.pod(ready=False)]], ids=["no pod", "no ready pod"])
+def test_a_status_that_nobody_writes_any_more_is_not_believed(pods: list[Json]) -> None:
+    answer = diagnose(Evidence(service=service(scene.pod()), pods=pods, now=NOW))
+
+    assert not answer.is_well
+    assert "the status counts 1 that serve, and no pod is ready" in answer.verdict
+    assert "does the operator run?" in answer.hint
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,11 @@ CRASHED = {
             {"Ready": "False/PodsStarting", "Degraded": "False/AsExpected"},
             id="an evicted pod of an older revision explains nothing",
         ),
+        pytest.param(
+            situation(scene.pod(ready=False), gates={"chat-new-1": replace(scene.gate_state(), draining=True)}),
+            {"Ready": "False/Drained", "Available": "False/Drained", "Degraded": "False/AsExpected"},
+            id="a pod that was drained by hand and stands there",
+        ),
     ],
 )
 def test_conditions_tell_what_is_seen(seen: Situation, expected: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ _WELL = {
 }  # fmt: skip
 _REPEATED = {"Reconciling", "Stalled"}
 _MOST_EVENTS = 8
+_DOES_IT_RUN = "If that lasts: does the operator run? `kubectl -n sluice-system get pods`."
 _NO_STATUS = "The operator has said nothing about it yet. Does it run? `kubectl -n sluice-system get pods`."
 
 
@@ -65,7 +66,7 @@ def diagnose(evidence: Evidence) -> Answer:
     service = evidence.service
     metadata, status = service["metadata"], service.get("status") or {}
     name = f"{metadata['namespace']}/{metadata['name']}"
-    is_well, verdict, hint = _verdict(metadata, status)
+    is_well, verdict, hint = _contradiction(status, evidence.pods) or _verdict(metadata, status)
     return Answer(
         service=name,
         is_well=is_well,
@@ -112,6 +113,14 @@ def ended_containers(pods: Sequence[Object]) -> list[tuple[str, str, bool]]:
     return found[:2]
 
 
+def _contradiction(status: Object, pods: Sequence[Object]) -> tuple[bool, str, str] | None:
+    """What is wrong where the status says that pods serve and none does; None where it does not."""
+    told = status.get("readyReplicas", 0)
+    if not told or any(is_ready(pod) for pod in pods):
+        return None
+    return False, f"the status counts {told} that serve, and no pod is ready", _DOES_IT_RUN
+
+
 def _verdict(metadata: Object, status: Object) -> tuple[bool, str, str]:
     """Whether all is well, the answer, and what to do."""
     if not status.get("conditions"):
@@ -119,7 +128,7 @@ def _verdict(metadata: Object, status: Object) -> tuple[bool, str, str]:
     generation, seen = metadata.get("generation", 0), status.get("observedGeneration", 0)
     if generation != seen:
         text = f"the operator has not seen the newest change yet (generation {generation}, it told of {seen})"
-        return False, text, "If that lasts: does the operator run? `kubectl -n sluice-system get pods`."
+        return False, text, _DOES_IT_RUN
     ready = condition(status, "Ready")
     if failure := status.get("failure"):
         where = f" (pod {failure['pod']})" if failure.get("pod") else ""

@@ -107,8 +107,8 @@ def test_get_shows_the_columns(space: Space) -> None:
 
     assert narrow[0].split() == ["NAME", "READY", "DESIRED", "AVAILABLE", "MODEL", "CHUNK", "TTFT", "ITL", "AGE"]
     assert narrow[1].split()[:5] == ["chat", "True", "0", "0", "chat"]
-    assert wide[0].split()[-4:] == ["KV", "PREEMPTIONS", "REASON", "URL"]
-    assert wide[1].split()[-2:] == ["ScaledToZero", f"http://chat.{space.name}.svc"]
+    assert wide[0].split()[-6:] == ["KV", "PREEMPTIONS", "REASON", "VERSION", "NEWER", "URL"]
+    assert wide[1].split()[-3::2] == ["ScaledToZero", f"http://chat.{space.name}.svc"]
 
 
 def test_the_scale_subresource_is_the_services_own(space: Space) -> None:

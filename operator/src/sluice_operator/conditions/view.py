@@ -125,7 +125,11 @@ class View:
             return "WaitingForDrain", text
         if any(pod.is_ready for pod in self.old):
             return "RollingOut", f"{count}; {len(self.old)} of an older one still do{self._in_place()}."
-        return "PodsStarting", f"{count}; pods are starting."
+        drained = next((state.pod.name for state in self.states if _is_drained(state)), None)
+        by_hand = f"pod {drained} was drained by hand: delete it, and another takes its place"
+        return (
+            ("PodsStarting", f"{count}; pods are starting.") if drained is None else ("Drained", f"{count}; {by_hand}.")
+        )
 
     def _in_place(self) -> str:
         """That Auto gave up waiting for room, while it rolls on."""
@@ -141,6 +145,11 @@ class View:
                 elapsed_s = seconds_between(state.pod.engine_began_at, self.now)
                 return f"pod {state.pod.name} is loading the model{progress(engine.loading, elapsed_s)}"
         return ""
+
+
+def _is_drained(state: PodState) -> bool:
+    """Whether a pod that nobody deletes lets nobody in any more and has nobody inside: after `kubectl sluice drain`."""
+    return state.gate.draining and not state.pod.is_ready and not state.gate.admission.ledger_requests
 
 
 def _waits_for_room(pod: PodView) -> bool:
