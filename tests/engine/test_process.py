@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, UnixConnector
 
-from sluice_engine.__main__ import main
+from sluice_engine.__main__ import main, tell_of_a_broken
 from sluice_engine.table_file import read_step_table
 from tiny_model import make_tiny_llama
 
@@ -299,3 +299,16 @@ async def test_a_changed_promise_is_obeyed_under_a_running_stream_and_a_bad_one_
     assert all('"finish_reason":"length"' in text and text.endswith("data: [DONE]\n\n") for text in ended)
     for result in ("applied", "refused"):
         assert f'sluice_engine_live_config_changes_total{{result="{result}"}} 1.0' in page
+
+
+async def test_a_task_beside_the_engine_that_breaks_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def breaks() -> None:
+        raise RuntimeError("no such thing")
+
+    task = asyncio.create_task(breaks(), name="following live.json")
+    task.add_done_callback(tell_of_a_broken)
+    await asyncio.wait({task})
+    await asyncio.sleep(0)
+
+    (record,) = caplog.records
+    assert (record.levelname, record.__dict__["task"]) == ("ERROR", "following live.json")

@@ -144,9 +144,11 @@ async def _serve(config: EngineConfig, live: LiveConfig, file: LiveFile) -> tupl
     log.info("engine starting", extra={"socket": str(path), "model": identity.served_name, "boot_id": identity.boot_id})
     service.start()
     beside = [
-        asyncio.ensure_future(_keep_now_and_then(service)),
-        asyncio.ensure_future(file.follow(service.configure)),
+        asyncio.create_task(_keep_now_and_then(service), name="keeping step times"),
+        asyncio.create_task(file.follow(service.configure), name=f"following {file.name}"),
     ]
+    for task in beside:
+        task.add_done_callback(tell_of_a_broken)
     await _signal_or_end(service)
     failure = service.failure
     service.close()
@@ -163,6 +165,12 @@ async def _serve(config: EngineConfig, live: LiveConfig, file: LiveFile) -> tupl
         os._exit(0)  # the interpreter's own way out would wait for the step
     log.info("engine ended")
     return failure
+
+
+def tell_of_a_broken(task: asyncio.Task[None]) -> None:
+    """Log the fault that ended a task beside the engine; the streams run on."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a task beside the engine ended", extra={"task": task.get_name()}, exc_info=error)
 
 
 async def _keep_now_and_then(service: EngineService) -> None:
