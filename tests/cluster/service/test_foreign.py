@@ -49,6 +49,7 @@ def service(space: Space, name: str) -> Any:
     return made
 
 
+@pytest.mark.full
 async def test_a_pod_of_another_engine_serves_and_lets_its_streams_end(space: Space) -> None:
     url = space.serve(service(space, "other"))
     (pod,) = space.pods("other")

@@ -81,6 +81,7 @@ async def test_a_changed_promise_reaches_gate_and_engine_under_running_streams_w
     assert {one.finish_reason for one in ended} == {"length"}
 
 
+@pytest.mark.full
 async def test_keys_come_after_the_pod_and_rotate_without_a_restart(space: Space) -> None:
     def keys(text: str) -> None:
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys"}, "stringData": {"team-a": text}}

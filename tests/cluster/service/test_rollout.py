@@ -22,6 +22,7 @@ from rollout import measure, paced_space  # found through the path above
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.full
 async def test_neither_a_restart_nor_the_eviction_of_every_pod_loses_a_stream(release: Release, namespace: str) -> None:
     seen = await measure(paced_space(release.node, namespace), clients=6, lengths_s=(3.0, 6.0), replicas=2)
 
@@ -100,6 +101,7 @@ async def test_a_roll_that_crashes_takes_nothing_away_and_the_old_manifest_bring
     assert running(space, "undone") == before, "the very same pod, of the very same revision"
 
 
+@pytest.mark.full
 def test_a_crash_looping_pod_makes_room_for_the_revision_that_mends_it(
     space: Space, one_device: dict[str, Any]
 ) -> None:

@@ -45,6 +45,7 @@ async def test_a_gguf_file_on_a_claim_is_served_once_its_path_is_right(space: Sp
     assert mount["readOnly"] is True
 
 
+@pytest.mark.full
 async def test_a_hubs_model_is_downloaded_with_the_token_of_a_secret_and_kept_on_a_volume(space: Space) -> None:
     cache = space.node.run / f"{space.name}-cache"
     cache.mkdir()
