@@ -53,6 +53,9 @@ def test_helm_test_fails_while_the_operator_is_not_there(release: Release) -> No
     node, deployment = release.node, f"deployment/{release.name}-operator"
     where = ("-n", release.namespace)
     node.kubectl(*where, "scale", deployment, "--replicas=0")
+    # Until it has ended it answers.
+    pods = f"app.kubernetes.io/name=sluice-operator,app.kubernetes.io/instance={release.name}"
+    node.kubectl(*where, "wait", "--for=delete", "pod", "--selector", pods, "--timeout=60s")
     try:
         with pytest.raises(Refused):
             node.helm("test", release.name, "--namespace", release.namespace)
