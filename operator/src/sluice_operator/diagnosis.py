@@ -234,8 +234,7 @@ def ago(earlier: str, now: str) -> str:
 
 def is_ready(pod: Object) -> bool:
     """Whether a pod serves."""
-    conditions = pod.get("status", {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return condition(pod.get("status", {}), "Ready").get("status") == "True"
 
 
 def _by_name(pods: Sequence[Object]) -> list[Object]:

@@ -95,34 +95,33 @@ def _read(item: Object) -> Kept | None:
         return None
 
 
-def choose(known: Sequence[Kept], wanted: str, spec: Json, render: Render, own: str) -> Kept:
+def choose(known: Sequence[Kept], wanted: str, spec: Json, today: Rendering, render: Render, own: str) -> Kept:
     """By which rendering the pods of this spec are to run: one that is kept for it, else a new one of release `own`.
 
-    `wanted` is `spec.runtime.version`; empty: whichever is kept.
+    `wanted` is `spec.runtime.version`; empty: whichever is kept. `today` is the spec as `render` makes it.
 
     Raises:
         InvalidSpec: the release that is wanted is neither kept for this spec nor the operator's own.
     """
-    now = render(spec)
     for one in known:
-        if (not wanted or _is_of(one.version, wanted)) and _is_same(one.spec, spec, now, render):
+        if (not wanted or _is_of(one.version, wanted)) and _is_same(one.spec, spec, today, render):
             return one
     if wanted and not _is_of(own, wanted):
         problem = f"{wanted} is not kept for this spec, and this operator is {own}: name that one, or leave it out"
         raise InvalidSpec("spec.runtime.version", problem)
     number = max((one.revision for one in known), default=0) + 1
-    return Kept(version=own, spec=spec, rendering=now, live_shape=shape(LiveConfig), revision=number)
+    return Kept(version=own, spec=spec, rendering=today, live_shape=shape(LiveConfig), revision=number)
 
 
 def _is_of(version: str, wanted: str) -> bool:
     return version == wanted or version.startswith(f"{wanted}+")
 
 
-def _is_same(before: Json, spec: Json, now: Rendering, render: Render) -> bool:
+def _is_same(before: Json, spec: Json, today: Rendering, render: Render) -> bool:
     if before == spec:
         return True
     try:
-        return render(before) == now
+        return render(before) == today
     except InvalidSpec:
         return False
 
@@ -166,11 +165,12 @@ def revision_object(service: ServiceSpec, kept: Kept) -> Object:
     }
 
 
-def history(observed: Observed, used: Key) -> Iterator[Key]:
-    """The revisions that stay beside the one that is used: applying an old manifest brings back its very pods."""
-    others = [item for item in observed.owned.values() if item["kind"] == KIND and key(item) != used]
+def history(observed: Observed, desired: Sequence[Object]) -> list[Key]:
+    """The revisions that stay beside the one that is desired: applying an old manifest brings back its very pods."""
+    wanted = {key(item) for item in desired}
+    others = [item for item in observed.owned.values() if item["kind"] == KIND and key(item) not in wanted]
     newest = sorted(others, key=lambda item: int(item.get("revision", 0)), reverse=True)
-    yield from (key(item) for item in newest[:_HISTORY])
+    return [key(item) for item in newest[:_HISTORY]]
 
 
 def shape(kind: Any) -> Any:  # noqa: ANN401  # a type, or what typing has in place of one; JSON

@@ -92,13 +92,8 @@ class Kube:
     async def serves(self, kind: str) -> bool:
         """Whether the API server has the kind's definition now."""
         found = KINDS[kind]
-        try:
-            page = await self._call("GET", found.prefix)
-        except ApiRefused as refused:
-            if refused.status == _NOT_FOUND:
-                return False
-            raise
-        return any(one.get("name") == found.plural for one in page.get("resources") or ())
+        page = await self._get(found.prefix)
+        return page is not None and any(one.get("name") == found.plural for one in page.get("resources") or ())
 
     async def list_services(self, namespaces: Sequence[str]) -> list[Object]:
         """All InferenceServices in these namespaces; none named: in all."""
@@ -115,12 +110,7 @@ class Kube:
 
     async def read(self, kind: str, namespace: str, name: str) -> Object | None:
         """One object, or None."""
-        try:
-            return await self._call("GET", _path(kind, namespace, name))
-        except ApiRefused as refused:
-            if refused.status == _NOT_FOUND:
-                return None
-            raise
+        return await self._get(_path(kind, namespace, name))
 
     async def apply(self, item: Object) -> Object:
         """Apply an object server-side; returns it as the server has it then.
@@ -190,12 +180,7 @@ class Kube:
 
     async def read_lease(self, namespace: str, name: str) -> Object | None:
         """A Lease, or None."""
-        try:
-            return await self._call("GET", f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
-        except ApiRefused as refused:
-            if refused.status == _NOT_FOUND:
-                return None
-            raise
+        return await self._get(f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}")
 
     async def write_lease(self, lease: Object) -> Object:
         """Create a Lease, or replace it where it is still of the version that this one names."""
@@ -249,6 +234,15 @@ class Kube:
         self._check_lease()
         query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
         return await self._call("PATCH", path, query, item)
+
+    async def _get(self, path: str) -> Object | None:
+        """What is at a path; None where nothing is."""
+        try:
+            return await self._call("GET", path)
+        except ApiRefused as refused:
+            if refused.status == _NOT_FOUND:
+                return None
+            raise
 
     async def _call(
         self, method: str, path: str, query: Sequence[tuple[str, str]] = (), body: object | None = None

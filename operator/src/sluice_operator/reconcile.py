@@ -18,6 +18,7 @@ import aiohttp
 
 from sluice_engine import codec
 from sluice_operator import autoscale, pods, rollout, status, templates
+from sluice_operator import kept as kepts
 from sluice_operator import plan as plans
 from sluice_operator import spec as specs
 from sluice_operator.changes import (
@@ -299,7 +300,7 @@ class Reconciler:
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
             return
-        history = templates.history(service.observed, kept, spec)
+        history = kepts.history(service.observed, desired)
         todo = plans.plan(desired, uid, service.observed, service.applied, history)
         service.problem = await self._carry_out(service, todo)
 

@@ -7,7 +7,7 @@ telling what a newer release would change. Next: `kept.py`, which decides.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from sluice_engine import codec
 from sluice_operator import kept as kepts
@@ -15,7 +15,7 @@ from sluice_operator import manifest, schema
 from sluice_operator import spec as specs
 from sluice_operator.config import Settings
 from sluice_operator.kept import Json, Kept, Rendering
-from sluice_operator.plan import Key, Observed, key
+from sluice_operator.plan import Observed
 from sluice_operator.pod_template import Object
 from sluice_operator.render import live_document, rendering
 from sluice_operator.situation import Runtime
@@ -39,13 +39,9 @@ def choose(body: Object, spec: ServiceSpec, observed: Observed, settings: Settin
     if not known and not spec.runtime_version and _was_applied(body):
         before = kepts.adopted(observed, spec.uid, written)
         known = [before] if before else []
-    chosen = kepts.choose(known, spec.runtime_version, written, render, settings.release)
-    return chosen, _runtime(chosen, spec, body, today=render(written), own=settings.release)
-
-
-def history(observed: Observed, used: Kept, spec: ServiceSpec) -> Sequence[Key]:
-    """The kept renderings that stay beside the one that is used."""
-    return [*kepts.history(observed, key(kepts.revision_object(spec, used)))]
+    today = render(written)
+    chosen = kepts.choose(known, spec.runtime_version, written, today, render, settings.release)
+    return chosen, _runtime(chosen, spec, body, today=today, own=settings.release)
 
 
 def _runtime(chosen: Kept, spec: ServiceSpec, body: Object, *, today: Rendering, own: str) -> Runtime:

@@ -24,7 +24,7 @@ _RELAPSE_S = 600.0
 
 def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """One condition of a status; empty when it has none."""
-    return next((one for one in status.get("conditions", ()) if one["type"] == kind), {})
+    return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
 
 
 class View:
@@ -125,11 +125,12 @@ class View:
             return "WaitingForDrain", text
         if any(pod.is_ready for pod in self.old):
             return "RollingOut", f"{count}; {len(self.old)} of an older one still do{self._in_place()}."
-        drained = next((state.pod.name for state in self.states if _is_drained(state)), None)
-        by_hand = f"pod {drained} was drained by hand: delete it, and another takes its place"
-        return (
-            ("PodsStarting", f"{count}; pods are starting.") if drained is None else ("Drained", f"{count}; {by_hand}.")
-        )
+        return self._starting(count)
+
+    def _starting(self, count: str) -> tuple[str, str]:
+        if drained := next((state.pod.name for state in self.states if _is_drained(state)), None):
+            return "Drained", f"{count}; pod {drained} was drained by hand: delete it, and another takes its place."
+        return "PodsStarting", f"{count}; pods are starting."
 
     def _in_place(self) -> str:
         """That Auto gave up waiting for room, while it rolls on."""
