@@ -239,6 +239,14 @@ def test_why_says_that_all_is_well_and_ends_with_zero(world: World, capsys: pyte
     assert told["headroom"] == ["chat-new-1: open; 0 inside, 0 at the door; KV 0 %"]
 
 
+def test_why_does_not_doubt_the_status_for_pods_that_it_may_not_read(world: World) -> None:
+    world.service(scene.pod())
+    world.says = {asked: said for asked, said in world.says.items() if not asked.startswith("get pods")}
+    world.write()
+
+    assert run(["why", "chat"]) == 0
+
+
 def test_why_does_without_what_cannot_be_read(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.service(BROKEN, gates={})
     for key in list(world.says):

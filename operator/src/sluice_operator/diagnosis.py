@@ -32,7 +32,8 @@ class Evidence:
     """All that was found out."""
 
     service: Object
-    pods: Sequence[Object] = ()
+    pods: Sequence[Object] | None = None
+    """None: they could not be read."""
     events: Sequence[Object] = ()
     """Of the service, its pods and its ReplicaSets."""
     gates: Mapping[str, GateState] = field(default_factory=dict)
@@ -73,7 +74,7 @@ def diagnose(evidence: Evidence) -> Answer:
         verdict=verdict,
         hint=hint,
         conditions=tuple(_conditions(status, evidence.now)),
-        pods=tuple(_pod(pod, evidence.gates.get(pod["metadata"]["name"])) for pod in _by_name(evidence.pods)),
+        pods=tuple(_pod(pod, evidence.gates.get(pod["metadata"]["name"])) for pod in _by_name(evidence.pods or ())),
         headroom=tuple(_headroom(name, gate) for name, gate in sorted(evidence.gates.items())),
         events=tuple(_events(evidence.events, evidence.now)),
         logs=evidence.logs,
@@ -113,10 +114,10 @@ def ended_containers(pods: Sequence[Object]) -> list[tuple[str, str, bool]]:
     return found[:2]
 
 
-def _contradiction(status: Object, pods: Sequence[Object]) -> tuple[bool, str, str] | None:
-    """What is wrong where the status says that pods serve and none does; None where it does not."""
+def _contradiction(status: Object, pods: Sequence[Object] | None) -> tuple[bool, str, str] | None:
+    """What is wrong where the status says that pods serve and none does; None where it does not, or nobody knows."""
     told = status.get("readyReplicas", 0)
-    if not told or any(is_ready(pod) for pod in pods):
+    if pods is None or not told or any(is_ready(pod) for pod in pods):
         return None
     return False, f"the status counts {told} that serve, and no pod is ready", _DOES_IT_RUN
 

@@ -51,7 +51,7 @@ def gather(kubectl: Kubectl, name: str) -> Evidence:
     """
     service = kubectl.get(SERVICES, name)
     selector = f"{SERVICE_LABEL}={name}"
-    pods: Sequence[dict[str, Any]] = ()
+    pods: Sequence[dict[str, Any]] | None = None
     owners: Sequence[dict[str, Any]] = ()
     events: Sequence[dict[str, Any]] = ()
     with contextlib.suppress(OperatorError):
@@ -60,13 +60,13 @@ def gather(kubectl: Kubectl, name: str) -> Evidence:
         owners = kubectl.list("replicasets", "-l", selector)
     with contextlib.suppress(OperatorError):
         events = kubectl.list("events")
-    about = {item["metadata"].get("uid") for item in (service, *pods, *owners)}
+    about = {item["metadata"].get("uid") for item in (service, *(pods or ()), *owners)}
     return Evidence(
         service=service,
         pods=pods,
         events=[event for event in events if event["involvedObject"].get("uid") in about],
-        gates=_gates(kubectl, pods),
-        logs=_logs(kubectl, pods),
+        gates=_gates(kubectl, pods or ()),
+        logs=_logs(kubectl, pods or ()),
         now=dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
 
