@@ -11,26 +11,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shutil
 import sys
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import aiohttp
 
 from report import Bar, Report, arguments
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from cluster.service.release import Release  # noqa: E402  # found through the path above
+from cluster.service.load import MODEL, PACE_S, Load  # noqa: E402  # found through the path above
+from cluster.service.release import Release  # noqa: E402
 from cluster.service.space import Space  # noqa: E402
 from cluster.testnode.cluster import INSIDE, Cluster, Object, Refused  # noqa: E402
 
-INTERVAL_S = 0.25
 PACED_AT = "/paced"
 # Python runs this before anything else; where it starts the engine, the paced one takes its place.
 STAND_IN = f"""\
@@ -40,105 +36,20 @@ if "sluice_engine" in sys.orig_argv:
     sys.path.insert(0, "{PACED_AT}")
     import uvloop
     from paced_engine import serve
-    uvloop.run(serve("/run/sluice/engine.sock", {int(INTERVAL_S * 1e6)}, 64, 0))
+    uvloop.run(serve("/run/sluice/engine.sock", {int(PACE_S * 1e6)}, 64, 0))
 """
-GIVEN_UP_S = 120.0
 
 
-@dataclass(slots=True)
-class Seen:
-    """What the clients saw."""
-
-    completed: int = 0
-    lost: list[str] = field(default_factory=list)
+def lost(load: Load) -> list[str]:
     """Streams that began and did not come to their end."""
-    failed: list[str] = field(default_factory=list)
-    """Requests that were answered by neither a stream nor a 429 or 503, or were told to wait for too long."""
-    refused: dict[int, int] = field(default_factory=dict)
-    """Of requests that streamed in the end: refusals by status."""
-    longest_gap_s: float = 0.0
-    longest_wait_s: float = 0.0
-    """From a request's first attempt to its first byte."""
-    open_now: int = 0
-    all_open: asyncio.Event = field(default_factory=asyncio.Event)
-    """As many streams at once as there are clients, or something failed already."""
-    clients: int = 0
-
-    def opened(self) -> None:
-        """A stream began."""
-        self.open_now += 1
-        if self.open_now == self.clients:
-            self.all_open.set()
-
-    def fail(self, why: str) -> None:
-        """A request came to nothing."""
-        self.failed.append(why)
-        self.all_open.set()
+    told = [f"{count} ended in an error event, {code}" for code, count in load.errors.items()]
+    return [*load.silent, *told, *([f"{load.cut} were cut"] if load.cut else [])]
 
 
-async def stream_once(url: str, tokens: int, seen: Seen) -> None:
-    """One request, tried until it streams."""
-    body = {"model": "paced", "max_tokens": tokens, "stream": True, "messages": [{"role": "user", "content": "go on"}]}
-    began, attempt = time.monotonic(), 0
-    while True:
-        # A connection of its own, so that the node balances it anew.
-        timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            headers = {"x-stainless-retry-count": str(attempt)}
-            try:
-                async with session.post(f"{url}/v1/chat/completions", json=body, headers=headers) as answer:
-                    if answer.status == 200:
-                        seen.longest_wait_s = max(seen.longest_wait_s, time.monotonic() - began)
-                        await read(answer, tokens, seen)
-                        return
-                    text = await answer.text()
-                    if answer.status not in {429, 503}:
-                        seen.fail(f"{answer.status}: {text[:200]}")
-                        return
-                    seen.refused[answer.status] = seen.refused.get(answer.status, 0) + 1
-                    pause_s = float(answer.headers.get("Retry-After", "1"))
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                seen.fail(f"{type(error).__name__}: {error}")
-                return
-        if time.monotonic() - began > GIVEN_UP_S:
-            seen.fail(f"refused for {GIVEN_UP_S:.0f} s: {text[:200]}")
-            return
-        attempt += 1
-        await asyncio.sleep(pause_s)
-
-
-async def read(answer: aiohttp.ClientResponse, tokens: int, seen: Seen) -> None:
-    """The answer's stream to its end; whatever is short of it is a loss."""
-    got, is_done, last = 0, False, time.monotonic()
-    seen.opened()
-    try:
-        async for line in answer.content:
-            if not line.startswith(b"data: "):
-                continue
-            now = time.monotonic()
-            seen.longest_gap_s, last = max(seen.longest_gap_s, now - last), now
-            if line.startswith(b"data: [DONE]"):
-                is_done = True
-            elif b'"error"' in line:
-                seen.lost.append(line.decode()[:200])
-                return
-            elif b'"delta"' in line:
-                got += 1
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        seen.lost.append(f"after {got} of {tokens}: {type(error).__name__}: {error}")
-        return
-    finally:
-        seen.open_now -= 1
-    if is_done and got == tokens:
-        seen.completed += 1
-    else:
-        seen.lost.append(f"ended after {got} of {tokens}")
-
-
-async def client(url: str, lengths_s: tuple[float, float], rng: random.Random, seen: Seen, over: asyncio.Event) -> None:
-    """Stream after stream until it is over."""
-    while not over.is_set():
-        await stream_once(url, int(rng.uniform(*lengths_s) / INTERVAL_S), seen)
+def failed(load: Load) -> list[str]:
+    """Requests that were answered by neither a stream nor a 429 or 503 which says that a retry may go well."""
+    told = [f"{count} refused with {status}" for status, count in load.refused.items() if status not in {429, 503}]
+    return [*load.failed, *told, *([f"{load.unanswered} without an answer"] if load.unanswered else [])]
 
 
 def living(space: Space, name: str) -> dict[str, str]:
@@ -200,23 +111,18 @@ def paced_space(node: Cluster, namespace: str) -> Space:
 async def measure(space: Space, *, clients: int, lengths_s: tuple[float, float], replicas: int) -> dict[str, Any]:
     """Both ways of replacing all pods, under load."""
     service = space.tiny("rolls", replicas=replicas, rollout={"drainTimeout": "120s"})
-    service["spec"]["model"]["servedName"] = "paced"
-    url = await asyncio.to_thread(space.serve, service)
-    seen, over = Seen(clients=clients), asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        for number in range(clients):
-            group.create_task(client(url, lengths_s, random.Random(number), seen, over))
-        await seen.all_open.wait()
+    service["spec"]["model"]["servedName"] = MODEL
+    load = Load(await asyncio.to_thread(space.serve, service), lengths_s)
+    async with load.by(clients):
         restart_s = await asyncio.to_thread(restart, space, service)
         evictions_s, put_off = await asyncio.to_thread(evict_all, space, "rolls")
-        over.set()
     return {
-        "completed": seen.completed,
-        "lost": seen.lost,
-        "failed": seen.failed,
-        "refused_then_streamed": seen.refused,
-        "longest_gap_s": round(seen.longest_gap_s, 3),
-        "longest_wait_s": round(seen.longest_wait_s, 3),
+        "completed": load.whole,
+        "lost": lost(load),
+        "failed": failed(load),
+        "refused_then_streamed": dict(load.refused),
+        "longest_gap_s": round(load.longest_gap_s, 3),
+        "longest_wait_s": round(load.longest_wait_s, 3),
         "restart_s": round(restart_s, 1),
         "evictions_s": round(evictions_s, 1),
         "evictions_put_off": put_off,
@@ -237,7 +143,7 @@ def main() -> int:
         space = paced_space(node, namespace)
         clients, lengths_s = (10, (5.0, 10.0)) if quick else (50, (30.0, 60.0))
         report.data = asyncio.run(measure(space, clients=clients, lengths_s=lengths_s, replicas=3))
-    report.data |= {"clients": clients, "stream_s": lengths_s, "replicas": 3, "interval_s": INTERVAL_S}
+    report.data |= {"clients": clients, "stream_s": lengths_s, "replicas": 3, "interval_s": PACE_S}
     data = report.data
     report.bars = [
         Bar("streams lost", len(data["lost"]), "streams", 0, "lower"),

@@ -27,6 +27,8 @@ class Load:
     """The clients of one address. Whatever comes short of a whole answer is sent again until one comes."""
 
     url: str
+    lengths_s: tuple[float, float] = LENGTHS_S
+    """How long an answer streams, at least and at most."""
     whole: int = 0
     """Answers that came to their end."""
     errors: Counter[str] = field(default_factory=Counter)
@@ -63,7 +65,7 @@ class Load:
 
     async def _stream_until(self, over: asyncio.Event, lengths: random.Random) -> None:
         while not over.is_set():
-            await self._request(int(lengths.uniform(*LENGTHS_S) / PACE_S))
+            await self._request(int(lengths.uniform(*self.lengths_s) / PACE_S))
 
     async def _request(self, tokens: int) -> None:
         began, attempt = time.monotonic(), 0
