@@ -6,6 +6,7 @@ Torch and the tiny model are mounted: the image of the engine has neither here.
 from __future__ import annotations
 
 import json
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,10 @@ class Space:
         name = service["metadata"]["name"]
         self.apply(service)
         self.wait(name, "condition=Ready")
-        return self.url(name)
+        url = self.url(name)
+        # kube-proxy learns of a ready pod up to a second after its conditions say so; until then the node refuses.
+        self.node.wait_for(f"the node to route {url}", lambda: answers(url))
+        return url
 
     def wait(self, name: str, until: str) -> None:
         """Wait for an InferenceService, in `kubectl wait`'s words; the status is of its newest spec then."""
@@ -130,6 +134,15 @@ class Space:
     def owned(self, kind: str, name: str) -> list[Object]:
         """The objects of a kind that belong to it."""
         return list(self.node.list(kind, self.name, f"{LABEL}={name}"))
+
+
+def answers(url: str) -> bool:
+    """Whether a gate answers there that it is ready."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def example(name: str) -> Object:
