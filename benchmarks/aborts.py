@@ -23,9 +23,9 @@ from load import prompt
 from report import Bar, Report, arguments
 from sluice_engine import codec
 from sluice_engine.core.state import EngineState
-from sluice_operator import manifest
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 from sluice_sidecar.telemetry.measure import percentile
 
 MANIFEST = """

@@ -14,9 +14,9 @@ import yaml
 
 from load import Load, closed_loop
 from report import Bar, Report, arguments
-from sluice_operator import manifest
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 
 MANIFEST = """
 apiVersion: sluice.dev/v1alpha1

@@ -18,9 +18,9 @@ import aiohttp
 import yaml
 
 from report import Bar, Report, arguments
-from sluice_operator import manifest
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 
 MANIFEST = """
 apiVersion: sluice.dev/v1alpha1

@@ -20,9 +20,9 @@ import yaml
 
 from load import Load, one_chat, prompt
 from report import Bar, Report, arguments
-from sluice_operator import manifest
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 from sluice_simulator import replay, scenario
 from sluice_simulator import report as told
 from sluice_simulator.record import read_record

@@ -9,10 +9,10 @@ import textwrap
 from pathlib import Path
 
 from drive import run
-from sluice_operator import manifest
 from sluice_operator.errors import OperatorError
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "crds" / "examples" / "demo-cpu.yaml"
 

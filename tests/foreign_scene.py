@@ -9,8 +9,8 @@ import copy
 from typing import Any
 
 import operator_scene as scene
-from sluice_operator.foreign.runtime import command
-from sluice_operator.spec import ServiceSpec
+from sluice_operator.rendering.foreign.runtime import command
+from sluice_operator.resource.spec import ServiceSpec
 
 IMAGE = "registry.example.com/engine:1"
 HUB = {"source": {"huggingFace": {"repository": "acme/llama", "revision": "v1.0"}}}

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from sluice_engine.core.state import DerivedLimits, EngineState, LoadingProgress, PoolState, StepCost
-from sluice_operator import labels, manifest, ownership, plan
-from sluice_operator.changes import Told
+from sluice_operator import plan
+from sluice_operator.cluster.kinds import OPTIONAL_KINDS
 from sluice_operator.errors import ApiRefused
-from sluice_operator.kinds import OPTIONAL_KINDS
 from sluice_operator.plan import Key, Observed
-from sluice_operator.pod_template import Images
-from sluice_operator.spec import ServiceSpec, parse
-from sluice_operator.surroundings import Surroundings
+from sluice_operator.rendering import labels, ownership
+from sluice_operator.rendering.pod_template import Images
+from sluice_operator.rendering.surroundings import Surroundings
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import ServiceSpec, parse
+from sluice_operator.status.changes import Told
 from sluice_sidecar.telemetry.state import Admission, GateState, Measured
 
 Json = dict[str, Any]

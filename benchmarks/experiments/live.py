@@ -18,9 +18,9 @@ import yaml
 
 from experiments.scene import Document, Findings
 from load import prompt
-from sluice_operator import manifest
-from sluice_operator.local import LocalPod
-from sluice_operator.spec import parse
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse
 from sluice_sidecar.telemetry.measure import percentile
 
 TTFT_S, GAP_S, TARGET_PERCENT = 3.0, 0.5, 99

@@ -10,8 +10,8 @@ import yaml
 
 import operator_scene as scene
 from charts.promtool import Promtool
-from sluice_operator.autoscale import scaled_object
-from sluice_operator.spec import Autoscaling
+from sluice_operator.rendering.autoscale import scaled_object
+from sluice_operator.resource.spec import Autoscaling
 
 OURS = 'namespace="llm",inferenceservice="chat"'
 PODS = (f'{OURS},pod="a"', f'{OURS},pod="b"')

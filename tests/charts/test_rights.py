@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charts.helm import Helm
-from sluice_operator.kinds import LEASE_RIGHTS, RIGHTS
+from sluice_operator.cluster.kinds import LEASE_RIGHTS, RIGHTS
 
 
 def granted(role: dict[str, Any]) -> dict[tuple[str, str], set[str]]:

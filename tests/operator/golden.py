@@ -13,7 +13,7 @@ def rendered() -> dict[str, str]:
     """File name → what it has to hold."""
     import operator_scene as scene  # noqa: PLC0415  # found only once the path is set, when this runs as a script
     from sluice_operator.cli.render import to_yaml  # noqa: PLC0415  # likewise
-    from sluice_operator.render import objects  # noqa: PLC0415  # likewise
+    from sluice_operator.rendering.render import objects  # noqa: PLC0415  # likewise
 
     specs = {
         name: scene.example(name)

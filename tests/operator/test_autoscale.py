@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import operator_scene as scene
-from sluice_operator.autoscale import floored
-from sluice_operator.conditions.around import autoscaling
 from sluice_operator.plan import Observed
-from sluice_operator.render import objects
-from sluice_operator.spec import Autoscaling
-from sluice_operator.surroundings import Surroundings
+from sluice_operator.rendering.autoscale import floored
+from sluice_operator.rendering.render import objects
+from sluice_operator.rendering.surroundings import Surroundings
+from sluice_operator.resource.spec import Autoscaling
+from sluice_operator.status.conditions.around import autoscaling
 
 WANTED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 6}}
 LOADS = scene.pod("chat-new-2", ready=False)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sluice_operator.cel import CelError, compile_rule
+from sluice_operator.resource.cel import CelError, compile_rule
 
 SELF = {"a": 7, "text": "abc", "list": [1, 2], "nested": {"b": "x"}, "wait": "1500ms"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import operator_scene as scene
-from sluice_operator.conditions.around import monitoring_ready
+from sluice_operator.status.conditions.around import monitoring_ready
 
 DISABLED = {"monitoring": {"podMonitor": "Disabled"}}
 

@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import operator_scene as scene
-from sluice_operator import manifest, schema
-from sluice_operator.cel import compile_rule
 from sluice_operator.errors import InvalidManifest
-from sluice_operator.spec import parse
+from sluice_operator.resource import manifest, schema
+from sluice_operator.resource.cel import compile_rule
+from sluice_operator.resource.spec import parse
 
 CRD = manifest.load_crd()
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

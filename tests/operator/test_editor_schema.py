@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import operator_scene as scene
-from sluice_operator import manifest
+from sluice_operator.resource import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((ROOT / "crds/inferenceservice.schema.json").read_text())

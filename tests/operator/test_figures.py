@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_engine.core.state import StepCost
-from sluice_operator import figures, pods
-from sluice_operator.figures import PodState, worth_writing
+from sluice_operator.observed import pods
+from sluice_operator.status import figures
+from sluice_operator.status.figures import PodState, worth_writing
 
 PROMISE_US = 150_000
 

@@ -15,9 +15,9 @@ from foreign_scene import HUB, foreign
 from sluice_engine import codec
 from sluice_operator.cli import main
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.files import Paths, files
-from sluice_operator.foreign.runtime import command
-from sluice_operator.render import objects
+from sluice_operator.rendering.files import Paths, files
+from sluice_operator.rendering.foreign.runtime import command
+from sluice_operator.rendering.render import objects
 from sluice_sidecar.config import GateConfig
 
 KEPT: dict[str, Any] = json.loads((Path(__file__).parent / "engine_flags.json").read_text())

@@ -11,7 +11,7 @@ import pytest
 
 import operator_scene as scene
 from foreign_scene import foreign
-from sluice_operator.local import LocalPod
+from sluice_operator.local.pod import LocalPod
 
 pytestmark = pytest.mark.slow
 

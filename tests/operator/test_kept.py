@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.config import LiveConfig
-from sluice_operator import kept
 from sluice_operator.config import Settings
 from sluice_operator.metrics import Metrics
-from sluice_operator.pod_template import Images
 from sluice_operator.reconcile import Reconciler, Service
-from sluice_operator.render import objects
+from sluice_operator.rendering import kept
+from sluice_operator.rendering.pod_template import Images
+from sluice_operator.rendering.render import objects
 
 Json = dict[str, Any]
 OLD = Settings(images=scene.IMAGES, release="0.1.0+old")

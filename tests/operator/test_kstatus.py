@@ -13,9 +13,9 @@ from lupa import LuaRuntime
 
 import operator_scene as scene
 from sluice_engine.core.state import LoadingProgress
-from sluice_operator.failures import Failure
-from sluice_operator.situation import Situation
-from sluice_operator.status import compute
+from sluice_operator.observed.failures import Failure
+from sluice_operator.status.situation import Situation
+from sluice_operator.status.status import compute
 
 Json = dict[str, Any]
 

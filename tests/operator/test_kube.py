@@ -16,16 +16,17 @@ from kubernetes.aio.client import ApiClient, Configuration
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
-from sluice_operator import kube, plan, watches
+from sluice_operator import plan
 from sluice_operator.__main__ import _crd as wait_for_the_crd
-from sluice_operator.changes import Told
+from sluice_operator.cluster import kube, watches
+from sluice_operator.cluster.kinds import CHILD_KINDS, KINDS, OPTIONAL_KINDS, OWNED_KINDS, RIGHTS
+from sluice_operator.cluster.kube import Kube, WatchExpired
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
 from sluice_operator.health import Health
-from sluice_operator.kinds import CHILD_KINDS, KINDS, OPTIONAL_KINDS, OWNED_KINDS, RIGHTS
-from sluice_operator.kube import Kube, WatchExpired
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler
+from sluice_operator.status.changes import Told
 
 Json = dict[str, Any]
 ITEM = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat", "namespace": "llm"}, "spec": {}}

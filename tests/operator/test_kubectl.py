@@ -18,11 +18,11 @@ import pytest
 
 import operator_scene as scene
 from sluice_engine import codec
+from sluice_operator.cli.kubectl import Kubectl
 from sluice_operator.cli.main import run
-from sluice_operator.diagnosis import Evidence, ago, diagnose, tell
-from sluice_operator.kubectl import Kubectl
-from sluice_operator.situation import Situation
-from sluice_operator.status import compute
+from sluice_operator.status.diagnosis import Evidence, ago, diagnose, tell
+from sluice_operator.status.situation import Situation
+from sluice_operator.status.status import compute
 from sluice_sidecar.telemetry.state import GateState, Headroom
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import operator_scene as scene
-from sluice_operator import pods
+from sluice_operator.observed import pods
 
 Json = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_operator.last_words import last_words
+from sluice_operator.local.last_words import last_words
 
 VLLM = """(EngineCore pid=7) ERROR 11-30 17:01:48 [core.py:1510] Traceback (most recent call last):
 (EngineCore pid=7) ERROR 11-30 17:01:48 [core.py:1510]   File "multiproc_executor.py", line 444, in get_response

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sluice_operator.cluster.lease import Election, Timing
 from sluice_operator.errors import ApiRefused, LeaseLost
-from sluice_operator.lease import Election, Timing
 
 Json = dict[str, Any]
 PLACE = ("system", "sluice-operator")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice_engine.core.state import LoadingProgress
-from sluice_operator.loading import progress
+from sluice_operator.observed.loading import progress
 
 GB = 1_000_000_000
 

@@ -19,7 +19,7 @@ import operator_scene as scene
 from sluice_engine import codec
 from sluice_operator.cli import main
 from sluice_operator.errors import PodFailed
-from sluice_operator.local import LocalPod
+from sluice_operator.local.pod import LocalPod
 from sluice_sidecar.telemetry.state import GateState
 
 pytestmark = pytest.mark.slow

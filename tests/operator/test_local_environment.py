@@ -10,7 +10,7 @@ import yaml
 
 import operator_scene as scene
 from sluice_operator.cli import main
-from sluice_operator.local_environment import environment, refusals, with_model, without_meaning
+from sluice_operator.local.environment import environment, refusals, with_model, without_meaning
 
 
 def _template(**podTemplate: Any) -> Any:  # noqa: N803  # the manifest's own name

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import operator_scene as scene
-from sluice_operator import manifest
 from sluice_operator.cli import main
 from sluice_operator.errors import InvalidManifest
+from sluice_operator.resource import manifest
 
 HEAD = "apiVersion: sluice.dev/v1alpha1\nkind: InferenceService\n"
 MODEL = "  model:\n    source: {image: {path: /m}}\n"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sluice_operator.moments import seconds_between
+from sluice_operator.observed.moments import seconds_between
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 import operator_scene as scene
-from sluice_operator import manifest, render
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.situation import Situation
-from sluice_operator.spec import parse, understood
-from sluice_operator.status import compute, condition
+from sluice_operator.rendering import render
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import parse, understood
+from sluice_operator.status.situation import Situation
+from sluice_operator.status.status import compute, condition
 
 Json = dict[str, Any]
 NOW = "2026-01-01T00:00:00Z"

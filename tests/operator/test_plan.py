@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_engine import codec
-from sluice_operator.kinds import OWNED_KINDS
+from sluice_operator.cluster.kinds import OWNED_KINDS
 from sluice_operator.plan import Applied, Key, Observed, Plan, key, plan, version
-from sluice_operator.pod_template import Object
-from sluice_operator.render import objects
+from sluice_operator.rendering.pod_template import Object
+from sluice_operator.rendering.render import objects
 
 DESIRED = objects(scene.spec(), scene.IMAGES)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import operator_scene as scene
-from sluice_operator import pods, refusals
-from sluice_operator.failures import HINTS
+from sluice_operator.observed import pods, refusals
+from sluice_operator.observed.failures import HINTS
 
 Json = dict[str, Any]
 

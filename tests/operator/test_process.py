@@ -20,8 +20,8 @@ from sluice_engine import codec
 from sluice_engine.logs import JSONFormatter
 from sluice_operator import __main__ as operator_main
 from sluice_operator import config, handlers
+from sluice_operator.cluster.gates import GateClient, decode_state
 from sluice_operator.errors import InvalidSettings, LeaseLost
-from sluice_operator.gates import GateClient, decode_state
 from sluice_operator.health import Health, application
 from sluice_operator.metrics import HeartbeatCollector, Metrics
 

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_operator import reconcile
-from sluice_operator.changes import transitions
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler, Service
-from sluice_operator.status import condition
+from sluice_operator.status.changes import transitions
+from sluice_operator.status.status import condition
 
 Json = dict[str, Any]
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.config import EngineConfig, LiveConfig
-from sluice_operator import manifest
-from sluice_operator.files import Paths, files
-from sluice_operator.kinds import OPTIONAL_KINDS
-from sluice_operator.pod_template import grace_period_s
-from sluice_operator.render import objects
-from sluice_operator.surroundings import Surroundings
+from sluice_operator.cluster.kinds import OPTIONAL_KINDS
+from sluice_operator.rendering.files import Paths, files
+from sluice_operator.rendering.pod_template import grace_period_s
+from sluice_operator.rendering.render import objects
+from sluice_operator.rendering.surroundings import Surroundings
+from sluice_operator.resource import manifest
 from sluice_sidecar.config import GateConfig
 
 HERE = Path(__file__).parent

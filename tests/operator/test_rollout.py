@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_operator.plan import Observed
-from sluice_operator.rollout import PATIENCE_S, Way, way
+from sluice_operator.rendering.rollout import PATIENCE_S, Way, way
 
 T0, T59, T60, T90 = (f"2026-01-01T00:0{minute}Z" for minute in ("0:00", "0:59", "1:00", "1:30"))
 NO_ROOM = (

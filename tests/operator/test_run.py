@@ -14,7 +14,7 @@ import pytest
 import operator_scene as scene
 from sluice_operator.cli import main
 from sluice_operator.errors import PodFailed
-from sluice_operator.local import LocalPod
+from sluice_operator.local.pod import LocalPod
 
 DEMO = str(scene.EXAMPLES / "demo-cpu.yaml")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from sluice_operator.cluster.seen import Seen
 from sluice_operator.plan import Observed, key
-from sluice_operator.seen import Seen
 
 Json = dict[str, Any]
 KINDS = ("ConfigMap", "Pod")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import operator_scene as scene
 from sluice_engine.config import ModelSource
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.spec import parse
-from sluice_operator.units import format_duration, parse_duration_us, parse_quantity_bytes
+from sluice_operator.resource.spec import parse
+from sluice_operator.resource.units import format_duration, parse_duration_us, parse_quantity_bytes
 
 
 def test_a_minimal_spec_has_the_crds_defaults() -> None:

@@ -10,8 +10,8 @@ import pytest
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.core.state import LoadingProgress, StepCost
-from sluice_operator.failures import Failure
-from sluice_operator.status import Situation, compute, condition
+from sluice_operator.observed.failures import Failure
+from sluice_operator.status.status import Situation, compute, condition
 from sluice_sidecar.telemetry.state import Measured
 
 Json = dict[str, Any]

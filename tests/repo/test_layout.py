@@ -19,7 +19,7 @@ PURE_STDLIB = {
     "statistics", "string", "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
-    "sluice_engine.hub_files", "sluice_operator.foreign",
+    "sluice_engine.hub_files",
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.admission", "sluice_sidecar.bounds",
     "sluice_sidecar.deadlines", "sluice_sidecar.capacity", "sluice_sidecar.waiting", "sluice_sidecar.retries",
@@ -28,14 +28,14 @@ PURE_PROJECT = {
     "sluice_sidecar.callers.trust", "sluice_sidecar.telemetry.decisions", "sluice_sidecar.telemetry.demand",
     "sluice_sidecar.telemetry.headroom", "sluice_sidecar.telemetry.measure", "sluice_sidecar.telemetry.regret",
     "sluice_sidecar.telemetry.state", "sluice_sidecar.web.events", "sluice_sidecar.web.shedding",
-    "sluice_operator.spec", "sluice_operator.plan", "sluice_operator.render", "sluice_operator.status",
-    "sluice_operator.errors", "sluice_operator.units", "sluice_operator.labels", "sluice_operator.files",
-    "sluice_operator.pod_template", "sluice_operator.pods", "sluice_operator.failures", "sluice_operator.containers",
-    "sluice_operator.kubelet", "sluice_operator.refusals", "sluice_operator.moments", "sluice_operator.claim",
-    "sluice_operator.situation", "sluice_operator.conditions", "sluice_operator.obeyed", "sluice_operator.figures",
-    "sluice_operator.changes", "sluice_operator.kinds", "sluice_operator.kept", "sluice_operator.model_source",
-    "sluice_operator.ownership", "sluice_operator.rollout", "sluice_operator.autoscale", "sluice_operator.surroundings",
-    "sluice_operator.loading", "sluice_operator.local_environment", "sluice_operator.schema", "sluice_operator.cel",
+    "sluice_operator.errors", "sluice_operator.plan", "sluice_operator.observed", "sluice_operator.status",
+    "sluice_operator.resource.cel", "sluice_operator.resource.model_source", "sluice_operator.resource.schema",
+    "sluice_operator.resource.spec", "sluice_operator.resource.units",
+    "sluice_operator.rendering.autoscale", "sluice_operator.rendering.files", "sluice_operator.rendering.foreign",
+    "sluice_operator.rendering.kept", "sluice_operator.rendering.labels", "sluice_operator.rendering.ownership",
+    "sluice_operator.rendering.pod_template", "sluice_operator.rendering.render", "sluice_operator.rendering.rollout",
+    "sluice_operator.rendering.surroundings",
+    "sluice_operator.cluster.kinds", "sluice_operator.local.environment",
 }  # fmt: skip
 
 

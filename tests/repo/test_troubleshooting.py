@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_operator import failures
-from sluice_operator.kinds import OWNED_KINDS
+from sluice_operator.cluster.kinds import OWNED_KINDS
+from sluice_operator.observed import failures
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/sluice_operator"

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import operator_scene as scene
-from sluice_operator.local import LocalPod
+from sluice_operator.local.pod import LocalPod
 from sluice_simulator import replay, scenario
 from sluice_simulator.record import read_record
 from sluice_simulator.recorder import Watch

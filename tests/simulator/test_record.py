@@ -23,7 +23,7 @@ from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import EngineState, PoolState
 from sluice_engine.core.steptime import StepTable
 from sluice_operator.cli import main
-from sluice_operator.files import Paths, files
+from sluice_operator.rendering.files import Paths, files
 from sluice_simulator import scenario
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.record import read_record

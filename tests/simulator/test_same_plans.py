@@ -16,7 +16,7 @@ from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_operator.files import Paths, files
+from sluice_operator.rendering.files import Paths, files
 from sluice_simulator import scenario
 from sluice_simulator.run import run
 from sluice_simulator.scenario import Scenario

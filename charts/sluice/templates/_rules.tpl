@@ -1,5 +1,5 @@
 {{/* What the operator may do where InferenceServices live: the same rules as a ClusterRole or as a Role in each namespace.
-     They are RIGHTS in operator/src/sluice_operator/kinds.py; a test compares the two. */}}
+     They are RIGHTS in operator/src/sluice_operator/cluster/kinds.py; a test compares the two. */}}
 {{- define "sluice.rules" -}}
 # Read what users ask for, and say what became of it.
 - apiGroups: [sluice.dev]

@@ -18,13 +18,14 @@ from aiohttp import web
 from kubernetes.aio.config import ConfigException
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from sluice_operator import config, handlers, kube, watches
+from sluice_operator import config, handlers
+from sluice_operator.cluster import kube, watches
+from sluice_operator.cluster.gates import GateClient
+from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
+from sluice_operator.cluster.lease import Election
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSettings, LeaseLost, OperatorError
-from sluice_operator.gates import GateClient
 from sluice_operator.health import Health, application
-from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
-from sluice_operator.lease import Election
 from sluice_operator.logs import setup_logging
 from sluice_operator.metrics import HeartbeatCollector, Metrics
 from sluice_operator.reconcile import Reconciler

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sluice_operator.errors import InvalidSettings
-from sluice_operator.kept import release_id
-from sluice_operator.pod_template import Images
-from sluice_operator.surroundings import Surroundings
+from sluice_operator.rendering.kept import release_id
+from sluice_operator.rendering.pod_template import Images
+from sluice_operator.rendering.surroundings import Surroundings
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

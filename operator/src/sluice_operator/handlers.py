@@ -11,7 +11,7 @@ from typing import Any
 
 import kopf
 
-from sluice_operator import kube
+from sluice_operator.cluster import kube
 from sluice_operator.reconcile import Reconciler
 
 # The kubelet replaces the token at 80 % of its hour; reading it this often never uses one that has ended.

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
-from sluice_operator import kube
+from sluice_operator.cluster import kube
 
 _TIMEOUT_S = 10
 _USAGE = "usage: python -m sluice_operator.installed NAMESPACE [SERVICE]"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_engine import codec
-from sluice_operator.pod_template import Object
+from sluice_operator.rendering.pod_template import Object
 
 Key = tuple[str, str]
 """Kind and name, within one namespace."""

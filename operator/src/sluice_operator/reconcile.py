@@ -17,11 +17,22 @@ from typing import Any
 import aiohttp
 
 from sluice_engine import codec
-from sluice_operator import autoscale, pods, rollout, status, templates
-from sluice_operator import kept as kepts
 from sluice_operator import plan as plans
-from sluice_operator import spec as specs
-from sluice_operator.changes import (
+from sluice_operator.cluster.asked import Cluster, Gates
+from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS
+from sluice_operator.config import Settings
+from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds
+from sluice_operator.metrics import Metrics
+from sluice_operator.observed import pods
+from sluice_operator.observed.failures import Failure
+from sluice_operator.plan import Applied, Key, Observed, Plan
+from sluice_operator.rendering import autoscale, rollout, templates
+from sluice_operator.rendering import kept as kepts
+from sluice_operator.rendering.pod_template import Object
+from sluice_operator.rendering.render import objects
+from sluice_operator.resource import spec as specs
+from sluice_operator.status import status
+from sluice_operator.status.changes import (
     REFUSED_HINT,
     Series,
     is_available,
@@ -31,17 +42,8 @@ from sluice_operator.changes import (
     tell,
     transitions,
 )
-from sluice_operator.cluster import Cluster, Gates
-from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds
-from sluice_operator.failures import Failure
-from sluice_operator.figures import worth_writing
-from sluice_operator.kinds import CHILD_KINDS, OPTIONAL_KINDS
-from sluice_operator.metrics import Metrics
-from sluice_operator.plan import Applied, Key, Observed, Plan
-from sluice_operator.pod_template import Object
-from sluice_operator.render import objects
-from sluice_operator.situation import Runtime
+from sluice_operator.status.figures import worth_writing
+from sluice_operator.status.situation import Runtime
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from sluice_operator import plain_yaml
+from sluice_operator.resource import plain_yaml
 from sluice_simulator import page, plot, replay, report, scenario, sweep
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.record import Record, read_record

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.units import parse_duration_us
+from sluice_operator.resource.units import parse_duration_us
 from sluice_simulator.errors import InvalidInput
 
 T = TypeVar("T")

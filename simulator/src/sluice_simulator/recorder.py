@@ -18,9 +18,9 @@ import click
 from sluice_engine import codec
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
-from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
-from sluice_operator.units import parse_duration_us
+from sluice_operator.resource import manifest
+from sluice_operator.resource.units import parse_duration_us
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.record import SCHEMA
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sluice_operator.units import parse_quantity_bytes
+from sluice_operator.resource.units import parse_quantity_bytes
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.histogram import Histogram
 from sluice_simulator.record import Record

@@ -15,7 +15,7 @@ from functools import partial
 
 from sluice_engine.core.assemble import Assembled, assemble
 from sluice_engine.core.state import DerivedLimits
-from sluice_operator.files import Paths, files
+from sluice_operator.rendering.files import Paths, files
 from sluice_sidecar.admission import Admission
 from sluice_simulator.call import Call, Sender, Watch
 from sluice_simulator.clients import RetryBudget

@@ -20,9 +20,9 @@ from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
-from sluice_operator import manifest, plain_yaml
 from sluice_operator.errors import InvalidManifest
-from sluice_operator.spec import ServiceSpec
+from sluice_operator.resource import manifest, plain_yaml
+from sluice_operator.resource.spec import ServiceSpec
 from sluice_simulator.errors import InvalidInput
 from sluice_simulator.executor import Slowdown
 from sluice_simulator.faults import Faults, read_faults

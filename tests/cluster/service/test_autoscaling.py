@@ -14,8 +14,8 @@ import yaml
 from cluster.service.space import Space
 from cluster.testnode import definitions
 from cluster.testnode.progress import Progress
-from sluice_operator.autoscale import scaled_object
-from sluice_operator.spec import parse
+from sluice_operator.rendering.autoscale import scaled_object
+from sluice_operator.resource.spec import parse
 
 pytestmark = pytest.mark.cluster
 

@@ -19,10 +19,10 @@ from sluice_engine.core.step_limits import Capacity, StepLimits, derive, idle_tt
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable, StepTimes
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
-from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest
-from sluice_operator.foreign.runtime import is_foreign
-from sluice_operator.spec import ServiceSpec
+from sluice_operator.rendering.foreign.runtime import is_foreign
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import ServiceSpec
 
 # What is not known before a model is loaded: as much as never binds, so that only the promise does.
 _UNBOUND_TOKENS = 1 << 22

@@ -8,9 +8,9 @@ from time import monotonic, sleep
 
 import click
 
+from sluice_operator.cli.kubectl import Kubectl, checked_name
 from sluice_operator.cli.where import in_cluster
 from sluice_operator.errors import Unreachable
-from sluice_operator.kubectl import Kubectl, checked_name
 from sluice_operator.records import source
 from sluice_sidecar.telemetry.state import GateState
 

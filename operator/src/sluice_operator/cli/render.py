@@ -8,11 +8,11 @@ import json
 import click
 import yaml
 
-from sluice_operator import manifest
-from sluice_operator.kinds import OPTIONAL_KINDS
-from sluice_operator.pod_template import Images, Object
-from sluice_operator.render import objects
-from sluice_operator.surroundings import Surroundings
+from sluice_operator.cluster.kinds import OPTIONAL_KINDS
+from sluice_operator.rendering.pod_template import Images, Object
+from sluice_operator.rendering.render import objects
+from sluice_operator.rendering.surroundings import Surroundings
+from sluice_operator.resource import manifest
 
 _VERSION = importlib.metadata.version("sluice-operator")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import click
 
-from sluice_operator import manifest
 from sluice_operator.errors import InvalidManifest, InvalidSettings
-from sluice_operator.foreign.runtime import command, is_foreign
-from sluice_operator.local import LocalPod
-from sluice_operator.local_environment import refusals, with_model, without_meaning
-from sluice_operator.spec import ServiceSpec
+from sluice_operator.local.environment import refusals, with_model, without_meaning
+from sluice_operator.local.pod import LocalPod
+from sluice_operator.rendering.foreign.runtime import command, is_foreign
+from sluice_operator.resource import manifest
+from sluice_operator.resource.spec import ServiceSpec
 
 _HOST = "127.0.0.1"
 

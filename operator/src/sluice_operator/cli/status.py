@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
+from sluice_operator.cli.kubectl import SERVICES, Kubectl
 from sluice_operator.cli.where import in_cluster
-from sluice_operator.conditions.view import condition
 from sluice_operator.errors import InvalidSettings
-from sluice_operator.kubectl import SERVICES, Kubectl
+from sluice_operator.status.conditions.view import condition
 
 _COLUMNS = ("NAME", "READY", "PODS", "OPEN", "TTFT", "ITL", "KV", "SAYS")
 

@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.live import Live
 
 from sluice_engine import codec
-from sluice_operator import diagnosis
+from sluice_operator.cli.kubectl import Kubectl
 from sluice_operator.cli.where import in_cluster
 from sluice_operator.errors import InvalidSettings, Unreachable
-from sluice_operator.kubectl import Kubectl
-from sluice_operator.labels import SERVICE_LABEL
 from sluice_operator.records import source
 from sluice_operator.records.frame import frame
 from sluice_operator.records.steps import Step
+from sluice_operator.rendering.labels import SERVICE_LABEL
+from sluice_operator.status import diagnosis
 from sluice_sidecar.telemetry.state import GateState
 
 # A pod that misses so many looks in a row has gone; fewer may be a busy machine.

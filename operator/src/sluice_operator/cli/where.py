@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec
 
 import click
 
-from sluice_operator.kubectl import Kubectl
+from sluice_operator.cli.kubectl import Kubectl
 
 P = ParamSpec("P")
 

@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from sluice_engine import codec
-from sluice_operator import diagnosis
+from sluice_operator.cli.kubectl import SERVICES, Kubectl
 from sluice_operator.cli.where import in_cluster
-from sluice_operator.diagnosis import Evidence, diagnose, tell
 from sluice_operator.errors import OperatorError
-from sluice_operator.kubectl import SERVICES, Kubectl
-from sluice_operator.labels import SERVICE_LABEL
 from sluice_operator.records import source
+from sluice_operator.rendering.labels import SERVICE_LABEL
+from sluice_operator.status import diagnosis
+from sluice_operator.status.diagnosis import Evidence, diagnose, tell
 from sluice_sidecar.telemetry.state import GateState
 
 # Each forward is a process and a connection; the pods of a service say much the same.

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice_engine.core.state import EngineState, RequestState
-from sluice_operator.loading import loading_text
+from sluice_operator.observed.loading import loading_text
 from sluice_operator.records.steps import Step
 from sluice_operator.records.times import span
 from sluice_sidecar.telemetry.state import GateState

@@ -1,0 +1,1 @@
+"""One pod of a service without a cluster, as two local processes. Start with `pod.py`."""

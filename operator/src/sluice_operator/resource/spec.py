@@ -1,0 +1,224 @@
+"""An InferenceService's spec as typed values, from the body that the API server (or `manifest.py`) already defaulted.
+
+Owns the meaning of the CRD's fields; has no default of its own. The engine's and the gate's own dataclasses carry what
+is theirs, so that `render.py` only has to put them into files. Pure. Next: `render.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sluice_engine.config import (
+    AdmissionConfig,
+    CacheConfig,
+    ClassConfig,
+    LiveConfig,
+    LiveSchedulingConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SLOConfig,
+    TenantConfig,
+)
+from sluice_engine.errors import InvalidConfig
+from sluice_operator.errors import InvalidSpec
+from sluice_operator.rendering.foreign import runtime
+from sluice_operator.resource.model_source import HubAccess, parse_access, parse_source
+from sluice_operator.resource.units import parse_duration_us, parse_quantity_bytes
+from sluice_sidecar.callers.trust import is_network
+
+Json = Mapping[str, Any]
+RuntimeType = Literal["Sluice", "VLLM", "SGLang"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autoscaling:
+    """Between how many replicas an autoscaler may choose."""
+
+    min_replicas: int
+    max_replicas: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSpec:
+    """One InferenceService as wanted."""
+
+    name: str
+    namespace: str
+    uid: str
+    """Of the resource; empty for a manifest that is not in a cluster."""
+    generation: int
+    model: ModelConfig
+    hub: HubAccess
+    runtime: RuntimeType
+    image: str | None
+    """The engine's image; None: the operator's default."""
+    image_pull_policy: str
+    runtime_version: str
+    """The release whose pod template is wanted; empty: the one that is kept."""
+    replicas: int
+    scheduling: SchedulerConfig
+    cache: CacheConfig
+    live: LiveConfig
+    trusted_peers: tuple[str, ...]
+    """Networks whose identity headers the gate believes."""
+    api_keys_secret: str
+    """The Secret that holds the tenants' API keys; empty: no key is asked for."""
+    resources: Json
+    """Requests, limits and claims, as written."""
+    accelerator_count: int
+    accelerator_resource: str
+    strategy: str
+    drain_timeout_us: int
+    autoscaling: Autoscaling | None
+    """None: `replicas` is somebody else's to set."""
+    pod_monitor: bool
+    """Whether Prometheus is told to scrape the pods."""
+    pod_template: Json
+    """What the user adds to the pods, as written."""
+    cost_basis: Json
+    """The parts of the spec that decide what a step costs: model, runtime, accelerator, resources."""
+
+
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """Whatever goes wrong inside is a spec that is not understood.
+
+    Raises:
+        InvalidSpec: a field is missing or of another type (the CRD is another version's), or breaks a rule of engine or
+            gate.
+    """
+    try:
+        yield
+    except KeyError as error:
+        problem = "is missing: does the CRD in the cluster belong to this version of the operator?"
+        raise InvalidSpec(f"spec: {error.args[0]}", problem) from error
+    except InvalidConfig as error:
+        raise InvalidSpec(f"spec: {error.field}", error.problem) from error
+    except (TypeError, AttributeError, ValueError) as error:
+        problem = f"a value is not of the type that this operator knows ({error})"
+        raise InvalidSpec("spec", f"{problem}: does the CRD in the cluster belong to this version?") from error
+
+
+def parse(body: Json) -> ServiceSpec:
+    """The spec of a resource.
+
+    Raises:
+        InvalidSpec: a field is missing or of another type, or breaks a rule of engine or gate, or is more than
+            another engine can do.
+    """
+    with understood():
+        spec = _parse(body)
+        runtime.check(spec)
+    return spec
+
+
+def _parse(body: Json) -> ServiceSpec:
+    metadata, spec = body["metadata"], body["spec"]
+    slo, scheduling, cache, admission = spec["slo"], spec["scheduling"], spec["cache"], spec["admission"]
+    accelerator, rollout, preemption = spec["accelerator"], spec["rollout"], scheduling["preemption"]
+    model = spec["model"]
+    for kind in ("requests", "limits"):
+        if accelerator["resourceName"] in spec["resources"].get(kind, {}):
+            problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
+            raise InvalidSpec(f"spec.resources.{kind}", problem)
+    capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity")
+    return ServiceSpec(
+        name=metadata["name"],
+        namespace=metadata.get("namespace", ""),
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 0),
+        model=ModelConfig(
+            source=parse_source(model["source"]),
+            served_name=model.get("servedName", metadata["name"]),
+            data_type=model["dataType"],
+            max_length_tokens=model.get("maxLengthTokens"),
+        ),
+        hub=parse_access(model["source"]),
+        runtime=spec["runtime"]["type"],
+        image=spec["runtime"].get("image"),
+        image_pull_policy=spec["runtime"]["imagePullPolicy"],
+        runtime_version=spec["runtime"].get("version", ""),
+        replicas=spec["replicas"],
+        scheduling=SchedulerConfig(
+            max_sequences=scheduling.get("maxSequences"),
+            overlap_depth=scheduling.get("overlapDepth"),
+            token_budget=scheduling.get("tokenBudget"),
+            max_preemptions_per_request=preemption["maxPerRequest"],
+            policy=scheduling["policy"],
+            fairness_unit=scheduling.get("fairnessUnit"),
+            victim=preemption["victim"],
+            resume=preemption["resume"],
+        ),
+        cache=CacheConfig(
+            block_tokens=cache["blockTokens"],
+            memory_percent=cache["memoryPercent"],
+            capacity_bytes=None if capacity is None else parse_quantity_bytes(capacity, "spec.cache.capacity"),
+            prefix_caching=cache["prefixCaching"],
+            host_swap_bytes=None if swap is None else parse_quantity_bytes(swap, "spec.cache.hostSwapCapacity"),
+        ),
+        live=LiveConfig(
+            slo=SLOConfig(
+                time_to_first_token_us=parse_duration_us(slo["timeToFirstToken"], "spec.slo.timeToFirstToken"),
+                inter_token_latency_us=parse_duration_us(slo["interTokenLatency"], "spec.slo.interTokenLatency"),
+                reference_prompt_tokens=slo["referencePromptTokens"],
+                target_percent=float(slo["targetPercent"]),
+                enforcement=slo["enforcement"],
+            ),
+            scheduling=LiveSchedulingConfig(
+                prefill_chunk_tokens=scheduling.get("prefillChunkTokens"),
+                max_prefill_tokens_per_request=scheduling.get("maxPrefillTokensPerRequest"),
+                aging_interval_us=parse_duration_us(scheduling["agingInterval"], "spec.scheduling.agingInterval"),
+            ),
+            admission=AdmissionConfig(
+                max_wait_us=parse_duration_us(admission["maxWait"], "spec.admission.maxWait"),
+                kv_ceiling_percent=admission["kvCeilingPercent"],
+                preemptions_per_minute=float(admission["preemptionsPerMinute"]),
+                mode=admission["mode"],
+                retry_budget_percent=admission["retryBudgetPercent"],
+                classes=tuple(
+                    ClassConfig(name=one["name"], ceiling_percent=one["ceilingPercent"])
+                    for one in admission.get("classes", ())
+                ),
+                tenants=tuple(
+                    TenantConfig(
+                        name=tenant["name"],
+                        weight=tenant["weight"],
+                        tokens_per_second=tenant.get("tokensPerSecond"),
+                    )
+                    for tenant in admission.get("tenants", ())
+                ),
+            ),
+        ),
+        trusted_peers=_networks(admission.get("trustedPeers", ())),
+        api_keys_secret=admission.get("apiKeysSecretRef", {}).get("name", ""),
+        resources=spec["resources"],
+        accelerator_count=accelerator["count"],
+        accelerator_resource=accelerator["resourceName"],
+        strategy=rollout["strategy"],
+        drain_timeout_us=parse_duration_us(rollout["drainTimeout"], "spec.rollout.drainTimeout"),
+        autoscaling=_autoscaling(spec.get("autoscaling")),
+        pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
+        pod_template=spec["podTemplate"],
+        cost_basis={
+            **{key: spec[key] for key in ("model", "accelerator", "resources")},
+            # The same engine under another version of the template costs the same.
+            "runtime": {name: value for name, value in spec["runtime"].items() if name != "version"},
+        },
+    )
+
+
+def _autoscaling(written: Json | None) -> Autoscaling | None:
+    if written is None:
+        return None
+    return Autoscaling(min_replicas=written["minReplicas"], max_replicas=written["maxReplicas"])
+
+
+def _networks(peers: Sequence[str]) -> tuple[str, ...]:
+    for index, peer in enumerate(peers):
+        if not is_network(peer):
+            problem = f"{peer!r} is no network: write an address, or its first one and a length, such as 10.0.0.0/8"
+            raise InvalidSpec(f"spec.admission.trustedPeers[{index}]", problem)
+    return tuple(peers)

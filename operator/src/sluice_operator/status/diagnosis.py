@@ -1,0 +1,242 @@
+"""Why a service is as it is: what its status, its pods, their events, their logs and their gates say, joined. Pure.
+
+Owns the choice of what is worth saying and its order: the answer first, then what to do, then what it rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_operator.observed.loading import loading_text
+from sluice_operator.observed.moments import seconds_between
+from sluice_operator.status.conditions.view import condition
+from sluice_sidecar.telemetry.state import GateState
+
+Object = Mapping[str, Any]
+
+# What a condition has to be where all is well; of the others, what they say is worth reading.
+_WELL = {
+    "Ready": {"True"}, "Available": {"True"}, "Progressing": {"False"}, "ModelLoaded": {"True"},
+    "AdmissionOpen": {"True"}, "SLOFeasible": {"True"}, "SLOMet": {"True", "Unknown"}, "Degraded": {"False"},
+}  # fmt: skip
+_REPEATED = {"Reconciling", "Stalled"}
+_MOST_EVENTS = 8
+_DOES_IT_RUN = "If that lasts: does the operator run? `kubectl -n sluice-system get pods`."
+_NO_STATUS = "The operator has said nothing about it yet. Does it run? `kubectl -n sluice-system get pods`."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that was found out."""
+
+    service: Object
+    pods: Sequence[Object] | None = None
+    """None: they could not be read."""
+    events: Sequence[Object] = ()
+    """Of the service, its pods and its ReplicaSets."""
+    gates: Mapping[str, GateState] = field(default_factory=dict)
+    """By pod; of those that answer."""
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The last lines of what `POD/CONTAINER` wrote before it ended, or of what it writes."""
+    now: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What to tell."""
+
+    service: str
+    """Namespace and name."""
+    is_well: bool
+    """Nothing stands in the way: it is Ready, and lets requests in."""
+    verdict: str
+    hint: str = ""
+    conditions: tuple[str, ...] = ()
+    """Those that are not as they should be."""
+    pods: tuple[str, ...] = ()
+    headroom: tuple[str, ...] = ()
+    events: tuple[str, ...] = ()
+    """The newest first."""
+    logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def diagnose(evidence: Evidence) -> Answer:
+    """The answer to "why?"."""
+    service = evidence.service
+    metadata, status = service["metadata"], service.get("status") or {}
+    name = f"{metadata['namespace']}/{metadata['name']}"
+    is_well, verdict, hint = _contradiction(status, evidence.pods) or _verdict(metadata, status)
+    return Answer(
+        service=name,
+        is_well=is_well,
+        verdict=verdict,
+        hint=hint,
+        conditions=tuple(_conditions(status, evidence.now)),
+        pods=tuple(_pod(pod, evidence.gates.get(pod["metadata"]["name"])) for pod in _by_name(evidence.pods or ())),
+        headroom=tuple(_headroom(name, gate) for name, gate in sorted(evidence.gates.items())),
+        events=tuple(_events(evidence.events, evidence.now)),
+        logs=evidence.logs,
+    )
+
+
+def tell(answer: Answer) -> Iterator[str]:
+    """The answer as lines of text."""
+    yield f"{answer.service}: {answer.verdict}"
+    if answer.hint:
+        yield f"  → {answer.hint}"
+    sections = {
+        "conditions": answer.conditions,
+        "pods": answer.pods,
+        "headroom": answer.headroom,
+        "events, newest first": answer.events,
+        **{f"last lines of {where}": tuple(lines) for where, lines in answer.logs.items()},
+    }
+    for title, lines in sections.items():
+        if lines:
+            yield ""
+            yield title
+            yield from (f"  {line}" for line in lines)
+
+
+def ended_containers(pods: Sequence[Object]) -> list[tuple[str, str, bool]]:
+    """Whose logs are worth reading, as pod, container, and whether it is those of the run before; at most two."""
+    found = []
+    for pod in _by_name(pods):
+        status = pod.get("status", {})
+        if is_ready(pod):
+            continue
+        for container in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())):
+            state, last = container.get("state", {}), container.get("lastState", {})
+            if state.get("terminated") or last.get("terminated"):
+                found.append((pod["metadata"]["name"], container["name"], not state.get("terminated")))
+    return found[:2]
+
+
+def _contradiction(status: Object, pods: Sequence[Object] | None) -> tuple[bool, str, str] | None:
+    """What is wrong where the status says that pods serve and none does; None where it does not, or nobody knows."""
+    told = status.get("readyReplicas", 0)
+    if pods is None or not told or any(is_ready(pod) for pod in pods):
+        return None
+    return False, f"the status counts {told} that serve, and no pod is ready", _DOES_IT_RUN
+
+
+def _verdict(metadata: Object, status: Object) -> tuple[bool, str, str]:
+    """Whether all is well, the answer, and what to do."""
+    if not status.get("conditions"):
+        return False, _NO_STATUS, ""
+    generation, seen = metadata.get("generation", 0), status.get("observedGeneration", 0)
+    if generation != seen:
+        text = f"the operator has not seen the newest change yet (generation {generation}, it told of {seen})"
+        return False, text, _DOES_IT_RUN
+    ready = condition(status, "Ready")
+    if failure := status.get("failure"):
+        where = f" (pod {failure['pod']})" if failure.get("pod") else ""
+        words = "serves, and yet" if ready.get("status") == "True" else "is not Ready"
+        return False, f"{words}: {failure['reason']}: {failure['message']}{where}", failure.get("hint", "")
+    if ready.get("status") != "True":
+        return False, f"is not Ready: {ready.get('reason', '')}: {ready.get('message', '')}", _way_out(ready)
+    return _of_a_ready_service(ready, status)
+
+
+def _of_a_ready_service(ready: Object, status: Object) -> tuple[bool, str, str]:
+    if ready.get("reason") == "ScaledToZero":
+        return True, "is scaled to zero.", ""
+    door, kept = condition(status, "AdmissionOpen"), condition(status, "SLOMet")
+    if door.get("status") == "False":
+        hint = "" if door.get("reason") != "Busy" else "More replicas let more in; or a looser promise in spec.slo."
+        return False, f"serves, and lets nobody in now: {door['reason']}: {door['message']}", hint
+    if kept.get("status") == "False":
+        return False, f"serves, and misses its promise: {kept['message']}", "See the headroom of its pods below."
+    return True, f"is well: {ready.get('message', '')}", ""
+
+
+def _way_out(ready: Object) -> str:
+    if ready.get("reason") == "PromiseInfeasible":
+        return "Relax spec.slo to what the message says, choose other hardware, or set slo.enforcement: Observe."
+    return ""
+
+
+def _conditions(status: Object, now: str) -> Iterator[str]:
+    for one in status.get("conditions") or ():
+        if one["type"] in _REPEATED or one["status"] in _WELL.get(one["type"], {"True", "Unknown"}):
+            continue
+        since = ago(one.get("lastTransitionTime", ""), now)
+        yield f"{one['type']}={one['status']}  {one['reason']}: {one['message']}" + (f"  [{since}]" if since else "")
+
+
+def _pod(pod: Object, gate: GateState | None) -> str:
+    metadata, status = pod["metadata"], pod.get("status", {})
+    parts = ["leaving" if metadata.get("deletionTimestamp") else status.get("phase", "Unknown")]
+    parts.append("ready" if is_ready(pod) else "not ready")
+    if node := pod.get("spec", {}).get("nodeName"):
+        parts.append(f"on {node}")
+    parts += [
+        f"the scheduler says: {one.get('message', '')}"
+        for one in status.get("conditions") or ()
+        if one["type"] == "PodScheduled" and one["status"] == "False"
+    ]
+    for container in (*(status.get("containerStatuses") or ()), *(status.get("initContainerStatuses") or ())):
+        parts += _container(container)
+    if gate is not None and gate.engine is not None and gate.engine.phase == "loading":
+        parts.append(loading_text(gate.engine))
+    return f"{metadata['name']}: {', '.join(parts)}"
+
+
+def _container(container: Object) -> Iterator[str]:
+    waiting = container.get("state", {}).get("waiting")
+    if waiting and waiting.get("reason") not in {None, "PodInitializing", "ContainerCreating"}:
+        yield f"{container['name']} waits: {waiting['reason']}"
+    if count := container.get("restartCount"):
+        yield f"{container['name']} was restarted {count} time{'' if count == 1 else 's'}"
+
+
+def _headroom(name: str, gate: GateState) -> str:
+    door, room = gate.admission, gate.headroom
+    parts = ["draining" if gate.draining else "open" if door.open else f"shut: {door.reason}"]
+    parts.append(f"{door.ledger_requests:,} inside, {door.waiting_at_door:,} at the door")
+    if room is not None:
+        parts.append(f"room for {room.slots:,} requests and {room.blocks:,} KV blocks")
+        if room.class_cut:
+            parts.append(f"classes down to {room.class_cut} are let in")
+    parts.append(f"KV {gate.measured.kv_usage_percent:.0f} %")
+    if refused := {code: count for code, count in sorted(door.refused_total.items()) if count}:
+        parts.append("refused since its start: " + ", ".join(f"{code} {count:,}" for code, count in refused.items()))
+    if gate.freshness != "fresh":
+        parts.append(f"the engine's state is {gate.freshness}")
+    return f"{name}: {'; '.join(parts)}"
+
+
+def _events(events: Sequence[Object], now: str) -> Iterator[str]:
+    def at(event: Object) -> str:
+        return event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or ""
+
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    for event in sorted(warnings, key=at, reverse=True)[:_MOST_EVENTS]:
+        about = event["involvedObject"]
+        count = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
+        since = ago(at(event), now)
+        when = f"{since}{count}: " if since else ""
+        message = " ".join(str(event.get("message", "")).split())
+        yield f"{when}{about['kind'].lower()}/{about['name']}: {event['reason']}: {message}"
+
+
+def ago(earlier: str, now: str) -> str:
+    """How long ago, for people; empty where it is not known."""
+    passed = seconds_between(earlier, now)
+    if passed == float("inf"):
+        return ""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if passed >= 2 * length:
+            return f"{passed // length:.0f} {unit} ago"
+    return f"{max(0, passed):.0f} s ago"
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether a pod serves."""
+    return condition(pod.get("status", {}), "Ready").get("status") == "True"
+
+
+def _by_name(pods: Sequence[Object]) -> list[Object]:
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
