@@ -50,6 +50,14 @@ def test_alerts_link_to_where_the_runbooks_are_published(helm: Helm) -> None:
     assert links == {f"https://wiki.example.com/sluice/{one['alert']}.md" for one in alerts()}
 
 
+def test_nobody_is_sent_to_an_address_that_nobody_named(helm: Helm) -> None:
+    """What an alert says without it is the page's path in this repository."""
+    said = [one["annotations"] for one in fired(installed(helm))]
+
+    assert not [one for one in said if "runbook_url" in one]
+    assert all((CHART.parents[1] / one["runbook"]).is_file() for one in said)
+
+
 def test_an_alert_is_changed_or_left_out_by_its_name(helm: Helm) -> None:
     changes = "--set=monitoring.rules.overrides"
     rule = installed(

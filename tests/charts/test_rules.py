@@ -77,8 +77,8 @@ def test_an_alert_says_how_bad_it_is_what_it_is_and_where_to_read_on(rule: dict[
     said = rule["annotations"]
 
     assert rule["labels"]["severity"] in {"critical", "warning"}
-    assert said.keys() == {"summary", "description", "runbook_url"}
-    assert said["runbook_url"] == f"https://sluice.dev/docs/runbooks/{rule['alert']}.md"
+    assert said.keys() == {"summary", "description", "runbook"}
+    assert said["runbook"] == f"docs/runbooks/{rule['alert']}.md"
     if rule["alert"] not in OF_THE_OPERATOR:
         for text in (said["summary"], said["description"]):
             assert "$labels.namespace" in text
