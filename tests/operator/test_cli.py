@@ -101,6 +101,55 @@ def test_check_says_no_when_one_of_several_breaks_its_promise(
     assert "tight: by the planning profile the promise cannot be kept" in out
 
 
+ON_CPU = {"accelerator": {"count": 0}, "cache": {"capacity": "2Gi"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        pytest.param(
+            {**ON_CPU, "resources": {"limits": {"memory": "1.5Gi"}}},
+            ["limits.memory is 1,536 MiB", "512 MiB too little for", "cache.capacity 2,048 MiB"],
+            id="the cache alone",
+        ),
+        pytest.param(
+            {"cache": {"hostSwapCapacity": "8Gi"}, "resources": {"limits": {"memory": "4e9"}}},
+            ["limits.memory is 3,815 MiB", "cache.hostSwapCapacity 8,192 MiB"],
+            id="the place for preempted requests, beside a GPU",
+        ),
+        pytest.param({**ON_CPU, "resources": {"limits": {"memory": "3Gi"}}}, [], id="enough"),
+        pytest.param({"cache": {"capacity": "2Gi"}, "resources": {"limits": {"memory": "1Gi"}}}, [], id="of a GPU's"),
+        pytest.param(ON_CPU, [], id="no limit"),
+    ],
+)
+def test_check_says_no_to_a_memory_limit_below_what_the_manifest_puts_there(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, spec: dict[str, Any], says: list[str]
+) -> None:
+    slack = {"slo": {"timeToFirstToken": "60s", "interTokenLatency": "2s"}}
+
+    code, out, _ = run(capsys, "check", manifest_file({**slack, **spec}))
+
+    assert code == (1 if says else 0)
+    assert all(words in out for words in says)
+    assert ("limits.memory" in out) is bool(says)
+
+
+def test_check_counts_the_weights_of_a_model_that_is_here(
+    capsys: pytest.CaptureFixture[str], manifest_file: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with (tmp_path / "model.safetensors").open("wb") as weights:
+        weights.truncate(2 << 30)
+    file = manifest_file({**ON_CPU, "resources": {"limits": {"memory": "3Gi"}}})
+
+    code, out, _ = run(capsys, "check", file, "--model", str(tmp_path), "--json")
+
+    (verdict,) = json.loads(out)
+    assert (code, verdict["fits"], verdict["memory"]["weights_bytes"]) == (1, False, 2 << 30)
+    code, _, err = run(capsys, "check", file, "--model", str(tmp_path / "nowhere"))
+    assert (code, "there is no model at" in err) == (2, True)
+
+
 def test_check_says_that_the_planning_profile_is_an_assumption(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "check", MINIMAL)
 
@@ -275,6 +324,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
         pytest.param("kind: Pod\n", "holds no InferenceService", id="something else"),
         pytest.param(
             "kind: InferenceService\napiVersion: serving.kserve.io/v1\n", "no matches for kind", id="another's"
+        ),
+        pytest.param(
+            "kind: InferenceService\napiVersion: sluice.dev/v1\n",
+            'in version "sluice.dev/v1": this release has sluice.dev/v1alpha1',
+            id="a version that is not",
         ),
         pytest.param(
             "kind: InferenceService\napiVersion: sluice.dev/v1alpha1\n", "metadata.name: Required", id="without a name"

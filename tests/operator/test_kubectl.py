@@ -172,7 +172,9 @@ def test_status_tells_of_all_services_and_ends_with_one_where_any_is_not_ready(
     assert run(["status", "-A"]) == 1
     told = capsys.readouterr().out
     assert "llm/chat  no " in told
-    assert "ModelMissing: 0 of 1 replicas" in told
+    (line,) = [one for one in told.splitlines() if "llm/chat" in one]
+    assert line.count("ModelMissing") == 1, "the message has the reason already"
+    assert "0 of 1 replicas" in line
 
 
 def test_status_of_one_service_has_its_conditions_and_json_the_whole(
@@ -274,6 +276,20 @@ def test_without_kubectl_one_line_says_so(
 
     assert run(["status"]) == 2
     assert "kubectl is not found in PATH" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "status -A", "why chat"])
+def test_a_cluster_without_the_chart_is_named_as_that(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    kubectl = world.folder / "kubectl"
+    kubectl.write_text(
+        "#!/bin/sh\necho 'error: the server doesn'\\''t have a resource type \"inferenceservices\"' >&2; exit 1\n"
+    )
+    monkeypatch.setenv("PATH", str(world.folder))
+
+    assert run(command.split()) == 2
+    assert "Sluice is not installed there (`helm install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

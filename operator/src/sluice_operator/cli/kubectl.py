@@ -26,6 +26,11 @@ Object = dict[str, Any]
 SERVICES = "inferenceservices.sluice.dev"
 ADMIN_PORT = 9090
 
+_NOT_INSTALLED = (
+    "Sluice is not installed there (`helm install sluice charts/sluice`, docs/quickstart-cluster.md); "
+    "is it the cluster that you mean (--context)?"
+)
+
 _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ->")
 # What may stand where kubectl takes a name: nothing that it could take for an option, or for a kind.
 _NAME = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}")
@@ -171,6 +176,8 @@ def _failed(said: str) -> InvalidSettings | Unreachable:
     """Kubectl's last words: the user's mistake, or a cluster that does not answer."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     text = lines[-1].removeprefix("error: ") if lines else "kubectl failed without a word"
+    if re.search(r"doesn't have a resource type \"?inferenceservices", text):
+        return InvalidSettings(f"{text}: {_NOT_INSTALLED}")
     if re.search(r"refused|no such host|timeout|Unable to connect|TLS|x509", text):
         return Unreachable(text)
     return InvalidSettings(text)

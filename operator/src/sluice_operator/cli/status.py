@@ -69,9 +69,9 @@ def summary(service: Mapping[str, Any]) -> dict[str, Any]:
 def row(told: Mapping[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
     """A service as a line of the table."""
     measured = told["measured"]
-    says = "" if told["ready"] and not told["failure"] else f"{told['reason']}: {told['message']}"
+    says = "" if told["ready"] and not told["failure"] else _said(told["reason"], told["message"])
     if told["ready"] and told["failure"]:
-        says = f"{told['failure']['reason']}: {told['failure']['message']}"
+        says = _said(told["failure"]["reason"], told["failure"]["message"])
     kv = measured.get("kvUsagePercent")
     return (
         f"{told['namespace']}/{told['name']}" if with_namespace else told["name"],
@@ -83,6 +83,11 @@ def row(told: Mapping[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
         "-" if kv is None else f"{kv} %",
         " ".join(says.split()) or "-",
     )
+
+
+def _said(reason: str, message: str) -> str:
+    """The message, with the reason where it does not have it already."""
+    return message if reason in message else f"{reason}: {message}"
 
 
 def conditions_row(one: Mapping[str, Any]) -> tuple[str, ...]:

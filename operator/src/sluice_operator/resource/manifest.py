@@ -115,7 +115,8 @@ def check(document: dict[str, Any], where: str) -> dict[str, Any]:
     api_version = str(document.get("apiVersion"))
     found = schema.version_schema(load_crd(), api_version)
     if found is None:
-        raise InvalidManifest(where, [f'no matches for kind "{_KIND}" in version "{api_version}"'])
+        problem = f'no matches for kind "{_KIND}" in version "{api_version}"'
+        raise InvalidManifest(where, [f"{problem}: this release has {' and '.join(schema.api_versions(load_crd()))}"])
     metadata = document.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise InvalidManifest(where, ["metadata.name: Required value"])

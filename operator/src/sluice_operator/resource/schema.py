@@ -36,6 +36,12 @@ def version_schema(crd: Mapping[str, Any], api_version: str) -> Schema | None:
     return found[0]["schema"]["openAPIV3Schema"] if found else None
 
 
+def api_versions(crd: Mapping[str, Any]) -> list[str]:
+    """The `group/version` of every version that the CRD serves."""
+    spec = crd["spec"]
+    return [f"{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]
+
+
 def with_defaults(schema: Schema, value: Any) -> Any:  # noqa: ANN401  # JSON has no narrower type
     """A copy of `value` with every default of the schema filled in; null counts as absent where there is a default."""
     if isinstance(value, dict):
