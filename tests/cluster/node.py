@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,8 +23,14 @@ def _arguments() -> argparse.Namespace:
         help="exit 0 where this machine cannot run the node; with CI=true that is still a failure",
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("build", help="build what is not in the cache yet")
+    build = verbs.add_parser("build", help="build what is not in the cache yet")
     run = verbs.add_parser("run", help="start the node, run a command beside it, leave nothing running")
+    for verb in (build, run):
+        verb.add_argument(
+            "--beside",
+            action="store_true",
+            help="also the programs that clusters run beside Sluice, such as KEDA: the full tests need them",
+        )
     run.add_argument(
         "command", nargs="+", metavar="COMMAND", help="put -- before it; KUBECONFIG and PATH are set for it"
     )
@@ -33,7 +40,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
+def _build(progress: Progress, modules: Sequence[programs.Module]) -> tuple[list[Path], Path, Path]:
     """The folders of programs, the image store and the folder with torch, built where they are not cached."""
     box.check_machine()
     packages.ensure(progress)
@@ -41,7 +48,7 @@ def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
     for wanted in definitions.ALL:
         definitions.ensure(progress, wanted)
     with ThreadPoolExecutor(max_workers=2) as pool:  # downloads fill the pauses of the compiler, and back
-        building = pool.submit(lambda: [programs.ensure(progress, module) for module in programs.ALL])
+        building = pool.submit(lambda: [programs.ensure(progress, module) for module in modules])
         laying = pool.submit(lambda: (wheels.torch_folder(progress), images.ensure(progress)))
         try:
             torch, layouts = laying.result()
@@ -49,7 +56,7 @@ def _build(progress: Progress) -> tuple[list[Path], Path, Path]:
         except BaseException:
             command.stop_all()
             raise
-    found = dict(zip((module.name for module in programs.ALL), folders, strict=True))
+    found = dict(zip((module.name for module in modules), folders, strict=True))
     layouts.append(images.pause(found["pause"] / "pause"))
     return folders, store.ensure(progress, found["containerd"], layouts), torch
 
@@ -61,7 +68,8 @@ def main() -> int:
     try:
         if asked.verb == "inside":
             return boot.main(asked.folder, asked.command)
-        folders, unpacked, torch = _build(Progress(sys.stderr))
+        modules = (*programs.ALL, *(programs.BESIDE if asked.beside else ()))
+        folders, unpacked, torch = _build(Progress(sys.stderr), modules)
         if asked.verb == "build":
             return 0
         inside = [sys.executable, __file__, "inside"]

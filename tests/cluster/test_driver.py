@@ -85,7 +85,9 @@ def test_an_archive_holds_a_layer_that_two_images_share_once(tmp_path: Path) -> 
     assert references == ["sluice.test/one:1", "sluice.test/two:1"]
 
 
-@pytest.mark.parametrize("module", programs.ALL[1:], ids=lambda module: f"{module.name} is pinned by both files")
+@pytest.mark.parametrize(
+    "module", [*programs.ALL[1:], *programs.BESIDE], ids=lambda module: f"{module.name} is pinned by both files"
+)
 def test_every_program_is_pinned(module: programs.Module) -> None:
     version = module.version()
     assert f"{module.package} {version} h1:" in (module.source / "go.sum").read_text()

@@ -37,7 +37,7 @@ class Module:
     Attributes:
         package: the import path whose version is the program's; empty for our own source.
         takes: how long it takes on two cores, for the person who waits.
-        renamed: built name to wanted name, where the package's last word is not the program's.
+        renamed: built names and wanted names, where a package's last word is not the program's.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Module:
     takes: str
     tags: str = ""
     flags: Callable[[str], str] | None = None
-    renamed: tuple[str, str] | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
 
     @property
     def source(self) -> Path:
@@ -60,10 +60,25 @@ class Module:
 
 ALL = (
     Module("pause", "", "ten seconds"),
-    Module("etcd", "go.etcd.io/etcd/server/v3", "half a minute", renamed=("server", "etcd")),
+    Module("etcd", "go.etcd.io/etcd/server/v3", "half a minute", renamed=(("server", "etcd"),)),
     Module("containerd", "github.com/containerd/containerd/v2", "a minute", tags="no_btrfs no_zfs no_devmapper"),
     Module("helm", "helm.sh/helm/v4", "two minutes"),
     Module("kubernetes", "k8s.io/kubernetes", "six to nine minutes", flags=_kubernetes_flags),
+)
+# What clusters run beside Sluice, for the tests of the full tier alone.
+BESIDE = (
+    Module(
+        "keda",
+        "github.com/kedacore/keda/v2",
+        "six minutes",
+        renamed=(("operator", "keda-operator"), ("adapter", "keda-adapter")),
+    ),
+    Module(
+        "prometheus-operator",
+        "github.com/prometheus-operator/prometheus-operator",
+        "two minutes",
+        renamed=(("operator", "prometheus-operator"),),
+    ),
 )
 
 
@@ -113,8 +128,8 @@ def ensure(progress: Progress, module: Module) -> Path:
                 gently=True,
                 env={"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOWORK": "off", "GOFLAGS": "-buildvcs=false"},
             )
-        if module.renamed:
-            (made / module.renamed[0]).rename(made / module.renamed[1])
+        for built_as, name in module.renamed:
+            (made / built_as).rename(made / name)
 
     return cache.ensure(f"programs/{module.name}", _key(module), make)
 
