@@ -110,8 +110,15 @@ class ForeignServer(Killable):
         self.bodies.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": "full", "code": self.status}}, status=self.status)
-        usage = {"prompt_tokens": len(str(body.get("prompt", ""))) // 5, "completion_tokens": self.tokens}
+        text = str(body.get("prompt") or body.get("messages"))
+        usage = {"prompt_tokens": len(text) // 5, "completion_tokens": self.tokens}
         if not body.get("stream"):
+            try:
+                for event in self.hold_token.values():
+                    await event.wait()
+            except asyncio.CancelledError:
+                self.aborted += 1
+                raise
             choice = {"index": 0, "text": "tok", "message": {"content": "tok"}}
             return web.json_response({"choices": [choice], "usage": usage})
         self.in_flight += 1

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
+from sluice_sidecar import leases
 from sluice_sidecar.admission import MISSED, Admission
 from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.capacity.ledger import Permit
@@ -54,29 +55,35 @@ class Proxy:
         permit.forwarded(self._clock())
         told = call.terms.headers(self._clock() - call.arrived_us) | call.span.engine_headers()
         try:
-            async with self._engine.request(
-                "POST",
-                PATHS[call.route],
-                headers=headers.for_engine(call.request.headers, call.request_id, told),
-                body=self._engine.body_for_engine(call.body.content, call.terms),
-            ) as upstream:
-                call.upstream = upstream
-                call.body.drop()
-                if call.cut:
-                    upstream.close()
-                if (refusal := self._own_answer(call, upstream.status)) is not None:
-                    return refusal
-                answer = Answer(call, upstream, permit, times)
-                if upstream.content_type == "text/event-stream":
-                    watch = self._watch(answer, {"cache-control": "no-cache", "x-accel-buffering": "no"})
-                    return await EventStream(answer, watch, self._recorder, self._completed, self._clock).carry()
-                return await self._whole(answer)
+            with leases.renewed(call, permit, self._clock):
+                return await self._exchange(call, permit, times, told)
         except EngineUnreachable as error:
             self._engine.poke()
             call.outcome = "failed"
             if error.refused:
                 return Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
             return Refusal(Reason.ENGINE_FAILED, "The engine ended before it answered; send the request again.")
+
+    async def _exchange(
+        self, call: Call, permit: Permit, times: StreamTimes, told: dict[str, str]
+    ) -> web.StreamResponse | Refusal:
+        async with self._engine.request(
+            "POST",
+            PATHS[call.route],
+            headers=headers.for_engine(call.request.headers, call.request_id, told),
+            body=self._engine.body_for_engine(call.body.content, call.terms),
+        ) as upstream:
+            call.upstream = upstream
+            call.body.drop()
+            if call.cut:
+                upstream.close()
+            if (refusal := self._own_answer(call, upstream.status)) is not None:
+                return refusal
+            answer = Answer(call, upstream, permit, times)
+            if upstream.content_type == "text/event-stream":
+                watch = self._watch(answer, {"cache-control": "no-cache", "x-accel-buffering": "no"})
+                return await EventStream(answer, watch, self._recorder, self._completed, self._clock).carry()
+            return await self._whole(answer)
 
     def _own_answer(self, call: Call, status: int) -> Refusal | None:
         """What the gate says in place of a status that concerns the two of them, not the client's request."""

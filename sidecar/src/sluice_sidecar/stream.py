@@ -60,7 +60,6 @@ class EventStream:
         self._times = answer.times
         # Of a choice that stands alone no event is taken apart.
         self._alone = len(self._entry.choices) == 1
-        self._counts_tokens = answer.permit.counts_tokens
         self._last = bytearray()
         """What came last, and more than is asked for."""
         self._pending = b""
@@ -94,9 +93,8 @@ class EventStream:
         self._entry.touched_us = now_us
         if not self._alone:
             self._count_choices(piece, now_us)
-        elif events.has_text(piece):
-            if self._counts_tokens:
-                self._answer.permit.tokens(0, events.count_with_text(piece))
+        elif count := events.count_with_text(piece):
+            self._answer.permit.tokens(0, count)
             self._recorder.token(self._times, self._answer.permit, now_us, 0)
         self._last += piece
         if len(self._last) > _MOST_LAST_BYTES:

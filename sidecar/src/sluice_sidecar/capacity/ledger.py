@@ -157,6 +157,9 @@ class Ledger:
             self.double_closes_total += 1
             return False
         del self.entries[entry.id]
+        for choice in entry.choices:
+            if choice.passed_tokens > choice.output_tokens:
+                choice.finish(choice.prompt_tokens, choice.passed_tokens)
         self.admitted_sum_us -= entry.admitted_us
         self.releases_total += 1
         if completed:
@@ -304,10 +307,29 @@ class Permit:
 
     def tokens(self, choice: int, count: int) -> None:
         """So many tokens of a choice went by. One that was not priced, since the engine read more into a body: none."""
-        if self.counts_tokens and choice < len(self.entry.choices):
-            progress = self.entry.choices[choice]
+        if choice >= len(self.entry.choices):
+            return
+        progress = self.entry.choices[choice]
+        progress.passed_tokens += count
+        if self.counts_tokens:
             progress.count_tokens(count)
             self._ledger.expect_more(self.entry, progress)
+
+    def told(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """The answer came to its end, and said how long its prompts and all its choices were: the last word on both."""
+        choices = self.entry.choices
+        if len(choices) == 1:
+            (choice,) = choices
+            output_tokens = max(choice.output_tokens, choice.passed_tokens) if output_tokens is None else output_tokens
+            choice.finish(choice.prompt_tokens if prompt_tokens is None else prompt_tokens, output_tokens)
+            choice.passed_tokens = output_tokens
+        elif output_tokens is not None:
+            # Of what was not seen of any of them each has its part.
+            unseen = output_tokens - sum(max(choice.output_tokens, choice.passed_tokens) for choice in choices)
+            for left, choice in zip(range(len(choices), 0, -1), choices, strict=True):
+                part = max(0, unseen) // left
+                unseen -= part
+                choice.finish(choice.prompt_tokens, max(choice.output_tokens, choice.passed_tokens) + part)
 
     def close(self, now_us: int) -> bool:
         """Give the entry back; False when that had happened before."""

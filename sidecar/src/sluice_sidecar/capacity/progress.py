@@ -37,6 +37,8 @@ class Progress:
     computed_tokens: int = 0
     """Until the engine has begun with it: what it is credited with having computed for others."""
     output_tokens: int = 0
+    passed_tokens: int = 0
+    """Of the output, what went by at the gate: of the last tokens an engine that is asked now and then tells late."""
     settled_tokens: int = 0
     """Of the output, what was known when a state was last taken in."""
     cached_tokens: int = 0
@@ -85,6 +87,11 @@ class Progress:
         """So many more tokens came out of it."""
         self.output_tokens += count
         self.computed_tokens = self.prompt_tokens + self.output_tokens - 1
+
+    def finish(self, prompt_tokens: int, output_tokens: int) -> None:
+        """It came to its end, and was so long."""
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+        self.computed_tokens = max(self.computed_tokens, self.prompt_tokens + self.output_tokens - 1)
 
     def correct(self, state: RequestState) -> bool:
         """Take over what the engine says; whether it got on since."""

@@ -140,15 +140,10 @@ class Room:
         self.learned.bias.miss(now_us)
 
     def told(self, permit: Permit, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        """An answer said how long it and its prompts were: what an engine that lists no requests tells of them."""
-        if self.ledger.lists_requests:
-            return
-        self.pricing.told(permit.entry.id, prompt_tokens, output_tokens)
-        choices = permit.entry.choices
-        if output_tokens and not any(choice.output_tokens for choice in choices):
-            # A whole answer shows no token on its way: each choice has its part of them.
-            for choice in choices:
-                choice.count_tokens(-(-output_tokens // len(choices)))
+        """An answer came to its end, and said how long it and its prompts were, where it did."""
+        permit.told(prompt_tokens, output_tokens)
+        if not self.ledger.lists_requests:
+            self.pricing.told(permit.entry.id, prompt_tokens, output_tokens)
 
     def released(self, entry: Entry, now_us: int, *, completed: bool) -> None:
         """A call has left: learn how long such a stay is."""

@@ -6,11 +6,13 @@ Owns the connections. Must not know what is asked.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import aiohttp
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 from sluice_sidecar.errors import EngineUnreachable
@@ -21,6 +23,8 @@ CONNECT_TIMEOUT_S = 2.0
 _READ_BUFFER_BYTES: Final = 32 * 1024
 # Headers and a body of this size go to the kernel, or into the transport's buffer, in one call.
 _WRITTEN_AT_ONCE_BYTES = 32 * 1024
+# A peer that says nothing is asked after half a minute, and is gone half a minute later.
+_PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 # Behind a Unix socket a host is a name without meaning: the socket is the address.
 _SOCKET_ORIGIN = "http://engine"
 
@@ -48,8 +52,10 @@ class EngineConnection:
     def to_url(cls, url: str, *, keep_alive_s: float) -> EngineConnection:
         """Over TCP; a connection idle for `keep_alive_s` is closed before the engine would; 0: each after its use."""
         if keep_alive_s <= 0:
-            return cls(aiohttp.TCPConnector(limit=0, force_close=True), url.rstrip("/"))
-        return cls(aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s), url.rstrip("/"))
+            connector = aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_probed)
+        else:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive_s, socket_factory=_probed)
+        return cls(connector, url.rstrip("/"))
 
     async def close(self) -> None:
         """Close every connection."""
@@ -112,6 +118,19 @@ class EngineConnection:
                 return await response.json() if response.status == OK else None
         except (EngineUnreachable, TimeoutError, aiohttp.ClientError, ConnectionError, ValueError):
             return None
+
+
+def _probed(address: AddrInfoType) -> socket.socket:
+    """A socket whose peer is asked for a sign of life while it is silent: one that vanished breaks the connection."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _PROBES:
+        # Not every system has each of them; then its own times hold.
+        if (number := getattr(socket, option, None)) is not None:
+            made.setsockopt(socket.IPPROTO_TCP, number, value)
+    return made
 
 
 def _is_unsent(tracker: aiohttp.UploadTracker, body: bytes | None) -> bool:

@@ -35,6 +35,8 @@ def has_text(chunk: bytes) -> bool:
 
 def count_with_text(chunk: bytes) -> int:
     """How many of its events have text: several may have come at once. An engine writes each in one line."""
+    if b"\n" not in chunk.rstrip():
+        return int(has_text(chunk))
     return sum(1 for line in chunk.split(b"\n") if _TEXT.search(line) is not None)
 
 
