@@ -12,7 +12,7 @@ from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.policy import Policies
-from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult, TableChange
+from sluice_engine.core.plan import Logprob, ScheduledRequest, StepPlan, StepResult, TableChange
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.step_limits import StepLimits
@@ -24,7 +24,7 @@ class SampledToken:
     """What a script says of one sampling row."""
 
     token_id: int
-    logprob: float | None = None
+    logprob: Logprob | None = None
     error: str | None = None
 
 

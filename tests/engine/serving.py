@@ -29,7 +29,7 @@ from sluice_engine.core.host_pool import HostPool
 from sluice_engine.core.link import Link
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.order.policy import Policies
-from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import Logprob, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost, StepCost
@@ -67,8 +67,10 @@ def told(entry: ScheduledRequest) -> SampledToken:
         text = text.replace("{seed}", str(request.sampling.seed)).replace("{choice}", str(request.sampling.choice))
         answer = [*text.encode(), EOS]
         token_id = answer[min(position, len(answer) - 1)]
-    logprob = -float(position) if request.sampling.logprobs else None
-    return SampledToken(token_id, logprob)
+    if not request.sampling.logprobs:
+        return SampledToken(token_id)
+    top = tuple((token_id + rank, -float(position) - rank) for rank in range(request.sampling.top_logprobs))
+    return SampledToken(token_id, Logprob(-float(position), top))
 
 
 class HeldRunner(ScriptedRunner):

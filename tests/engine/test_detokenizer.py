@@ -53,6 +53,29 @@ def test_the_text_ends_before_the_stop_string_wherever_tokens_are_cut(tokens: li
     assert stopped == (reference(whole, stop) != whole or any(whole.startswith(each, len(whole)) for each in stop))
 
 
+@given(few_token_ids, stops, st.integers(0, 12))
+def test_a_stop_string_counts_once_there_are_as_many_tokens_as_there_must_be(
+    tokens: list[int], stop: list[str], least: int
+) -> None:
+    at_once, late = IncrementalDecoder(TOKENS, stop), IncrementalDecoder(TOKENS, stop, min_tokens=least)
+    early = "".join(late.push(token) for token in tokens[:least])
+    assert not late.stopped
+    said = early + "".join(late.push(token) for token in tokens[least:]) + late.finish()
+    whole = b"".join(TOKENS[token] for token in tokens).decode("utf-8", "replace")
+
+    assert whole.startswith(said)
+    assert late.stopped or said == whole
+    if not least:
+        assert said == "".join(at_once.push(token) for token in tokens) + at_once.finish()
+
+
+def test_a_stop_string_that_is_complete_too_early_is_text_and_the_next_one_ends() -> None:
+    decoder = IncrementalDecoder(TOKENS, ["ab"], min_tokens=3)
+
+    assert [decoder.push(token) for token in b"abxxab"] == ["", "ab", "x", "x", "", ""]
+    assert decoder.stopped
+
+
 @given(few_token_ids, stops)
 def test_only_what_may_become_a_stop_string_is_held_back(tokens: list[int], stop: list[str]) -> None:
     decoder = IncrementalDecoder(TOKENS, stop)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from engine.scripted import make_limits, make_request, make_scheduler
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.entry import LOOK_PAST, MAX_OVERTAKEN
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
-from sluice_engine.core.request import Outcome
+from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
 
@@ -73,6 +74,64 @@ def test_one_who_was_overtaken_often_enough_is_passed_by_nobody() -> None:
     assert entered == MAX_OVERTAKEN
     assert plan.held_back[0].request_id == "big"
     assert dict(plan.waiting_reasons)["behind_others"] == 5
+
+
+def family(*names: str, prompt: int = 40) -> list[Request]:
+    """The choices of one prompt: the first leads."""
+    tokens = [index % 997 for index in range(prompt)]
+    choices: list[Request] = []
+    for index, name in enumerate(names):
+        sampling = SamplingParams(max_tokens=3, temperature=0.0, choice=index)
+        choices.append(Request(name, list(tokens), prompt, sampling, 0, leader=choices[0] if choices else None))
+    return choices
+
+
+def sharing(*, enabled: bool = True) -> Scheduler:
+    pool = BlockPool(64, 4)
+    return Scheduler(
+        make_limits(max_sequences=8, token_budget=1000, chunk=16),
+        pool,
+        PlanningProfile(),
+        max_length_tokens=400,
+        prefix=PrefixCache(pool, enabled=enabled),
+    )
+
+
+def test_choices_wait_for_the_first_to_compute_their_prompt_and_others_pass() -> None:
+    scheduler = sharing()
+    for request in family("first", "second", "third"):
+        scheduler.add(request)
+    scheduler.add(make_request("other", 8, 1, arrival_us=9))
+
+    plan = step(scheduler)
+    assert {entry.request.id for entry in plan.chunks} == {"first", "other"}
+    assert dict(plan.waiting_reasons) == {"shared_prompt": 2}
+    computed = sum(entry.num_tokens for entry in plan.chunks if entry.request.id != "other")
+    while scheduler.has_work:
+        plan = step(scheduler)
+        computed += sum(entry.num_tokens for entry in plan.chunks)
+        assert not plan.is_empty, "somebody always gets on"
+    assert computed == 40 + 4 + 4, "the others computed their last block only"
+
+
+@pytest.mark.parametrize("how", ["aborted", "failed"])
+def test_choices_whose_first_is_gone_compute_for_themselves(how: str) -> None:
+    scheduler = sharing()
+    for request in family("first", "second", "third"):
+        scheduler.add(request)
+    step(scheduler)
+    scheduler.end("first", Outcome.ABORTED if how == "aborted" else Outcome.FAILED)
+
+    assert {entry.request.id for entry in step(scheduler).chunks} >= {"second"}
+    while scheduler.has_work:
+        assert not step(scheduler).is_empty
+
+
+def test_without_a_prefix_cache_choices_enter_at_once() -> None:
+    scheduler = sharing(enabled=False)
+    for request in family("first", "second"):
+        scheduler.add(request)
+    assert {entry.request.id for entry in step(scheduler).chunks} == {"first", "second"}
 
 
 def test_a_long_prompt_leaves_half_of_a_step_to_the_ones_behind_it() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
-from sluice_engine.protocol.reply import Choice, Piece, ReplyHead, TokenLogprob, Usage
+from sluice_engine.protocol.reply import Choice, Piece, RankedToken, ReplyHead, TokenLogprob, Usage
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "m", "prompt": "hi"}
@@ -187,7 +188,7 @@ def message(**fields: Any) -> bytes:
         # OpenAI's own that would change something.
         pytest.param(chat(logprobs=1), "logprobs", "invalid_type", "must be a boolean", id="logprobs a number in chat"),
         pytest.param(
-            chat(logprobs=True, top_logprobs=2), "top_logprobs", "unsupported_parameter", "value 2", id="top_logprobs"
+            chat(logprobs=True, top_logprobs=21), "top_logprobs", "invalid_value", "0 to 20, not 21", id="top_logprobs"
         ),
         pytest.param(
             chat(top_logprobs=0), "top_logprobs", "invalid_value", "only when logprobs", id="top, no logprobs"
@@ -208,16 +209,40 @@ def message(**fields: Any) -> bytes:
             id="response_format",
         ),
         pytest.param(
-            chat(logit_bias={"5": 1}), "logit_bias", "unsupported_parameter", "not supported", id="logit_bias"
+            chat(logit_bias={"5": 101}), "logit_bias.5", "invalid_value", "-100 to 100", id="a bias too large"
         ),
         pytest.param(chat(modalities=["audio"]), "modalities", "unsupported_parameter", "audio", id="modalities"),
         pytest.param(chat(audio={}), "audio", "unsupported_parameter", "not supported", id="audio"),
         pytest.param(chat(reasoning_effort="low"), "reasoning_effort", "unsupported_parameter", "not", id="reasoning"),
         pytest.param(chat(store=True), "store", "unsupported_parameter", "true", id="store"),
-        pytest.param(chat(service_tier="flex"), "service_tier", "unsupported_parameter", "flex", id="service_tier"),
+        pytest.param(chat(service_tier="gold"), "service_tier", "invalid_value", "auto, default", id="service_tier"),
+        pytest.param(chat(logit_bias=[5]), "logit_bias", "invalid_type", "must be an object", id="a bias as an array"),
+        pytest.param(
+            chat(logit_bias={"the": 1}), "logit_bias", "invalid_value", "must be token ids", id="a bias of a word"
+        ),
+        pytest.param(chat(logit_bias={"5": "1"}), "logit_bias.5", "invalid_type", "must be a number", id="a bias text"),
+        pytest.param(
+            chat(logit_bias={str(i): 1 for i in range(2000)}),
+            "logit_bias",
+            "invalid_value",
+            "at most 1024",
+            id="2,000 biased tokens",
+        ),
+        pytest.param(
+            chat(stop_token_ids=["a"]), "stop_token_ids[0]", "invalid_type", "must be a token id", id="a stop word"
+        ),
+        pytest.param(
+            chat(stop_token_ids=[1] * 200), "stop_token_ids", "invalid_value", "at most 128", id="200 stop tokens"
+        ),
+        pytest.param(
+            chat(stop=[f"s{i}" for i in range(2000)]), "stop", "invalid_value", "at most 4", id="2,000 stop strings"
+        ),
+        pytest.param(
+            chat(min_tokens=9, max_tokens=5), "min_tokens", "invalid_value", "max_tokens is 5", id="min above max"
+        ),
         pytest.param(chat(user=1), "user", "invalid_type", "must be a string", id="user a number"),
         pytest.param(chat(max_token=1), "max_token", "unknown_parameter", "Unknown", id="a misspelled field"),
-        pytest.param(chat(min_tokens=1), "min_tokens", "unknown_parameter", "Unknown", id="another engine's field"),
+        pytest.param(chat(length_penalty=1), "length_penalty", "unknown_parameter", "Unknown", id="another engine's"),
         pytest.param(chat(**{"a\nb": 1}), "…", "unknown_parameter", "Unknown", id="an unprintable name"),
     ],
 )
@@ -247,9 +272,9 @@ def test_a_bad_chat_body_is_refused_by_name(raw: bytes, param: str | None, code:
         pytest.param(text(prompt=["a"] * 32, n=5), "n", "invalid_value", id="too many choices over all prompts"),
         pytest.param(text(prompt="\ud800"), "prompt", "invalid_value", id="half a surrogate pair"),
         pytest.param(text(logprobs=True), "logprobs", "invalid_type", id="logprobs a boolean"),
-        pytest.param(text(logprobs=2), "logprobs", "unsupported_parameter", id="logprobs of other tokens"),
+        pytest.param(text(logprobs=6), "logprobs", "invalid_value", id="logprobs of six tokens"),
         pytest.param(text(best_of=2), "best_of", "unsupported_parameter", id="best_of"),
-        pytest.param(text(echo=True), "echo", "unsupported_parameter", id="echo"),
+        pytest.param(text(echo=True, logprobs=1), "echo", "unsupported_parameter", id="echo with logprobs"),
         pytest.param(text(suffix="x"), "suffix", "unsupported_parameter", id="suffix"),
         pytest.param(text(messages=[]), "messages", "unknown_parameter", id="a chat field"),
         pytest.param(text(max_tokens=0), "max_tokens", "invalid_value", id="max_tokens zero"),
@@ -268,7 +293,6 @@ def test_what_changes_nothing_is_accepted() -> None:
             user="u",
             metadata={"a": "b"},
             store=False,
-            service_tier="auto",
             safety_identifier="s",
             prompt_cache_key="k",
             parallel_tool_calls=True,
@@ -315,6 +339,11 @@ def test_all_options_arrive() -> None:
             repetition_penalty=1.5,
             stop=["x", "y", "x"],
             logprobs=True,
+            top_logprobs=3,
+            logit_bias={"7": -100, "3": 0.5},
+            stop_token_ids=[5],
+            min_tokens=4,
+            service_tier="priority",
             stream=True,
             stream_options={"include_usage": True},
             ignore_eos=True,
@@ -332,7 +361,10 @@ def test_all_options_arrive() -> None:
     sampling = generation.sampling(max_tokens=7, seed=9, choice=1, eos_ids=frozenset({2}))
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 0, 0.1)
     assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (1.0, -1.0, 1.5)
-    assert (sampling.seed, sampling.choice, sampling.logprobs, sampling.stop_token_ids) == (9, 1, True, frozenset())
+    assert (sampling.seed, sampling.choice, sampling.logprobs, sampling.stop_token_ids) == (9, 1, True, frozenset({5}))
+    assert (sampling.top_logprobs, sampling.min_tokens) == (3, 4)
+    assert sampling.logit_bias == ((3, 0.5), (7, -100.0))
+    assert generation.served_tier == "default", "the usual one is all there is"
     assert sampling.greedy
 
 
@@ -440,7 +472,10 @@ def test_a_chat_stream_speaks_openais_words() -> None:
 
 def test_logprobs_in_both_shapes() -> None:
     head = ReplyHead(id="x", model="m", created_s=5, system_fingerprint="fp", logprobs=True, include_usage=False)
-    tokens = (TokenLogprob("é".encode()[:1], -0.5, 0), TokenLogprob(b"b", -1.5, 0))
+    tokens = (
+        TokenLogprob(RankedToken("\ufffd", "é".encode()[:1], -0.5), 0),
+        TokenLogprob(RankedToken("b", b"b", -1.5), 0),
+    )
     choice = Choice(0, "b", tokens, "length")
     whole: Any = ChatReply(head).whole([choice], Usage(1, 2))
     completion: Any = CompletionReply(head).whole([choice], Usage(1, 2))
@@ -452,3 +487,25 @@ def test_logprobs_in_both_shapes() -> None:
         "tokens": ["�", "b"], "token_logprobs": [-0.5, -1.5], "top_logprobs": None, "text_offset": [0, 0]
     }  # fmt: skip
     assert "usage" not in frame(CompletionReply(head).piece(0, Piece("b", tokens)))
+
+
+def test_the_likeliest_tokens_in_both_shapes() -> None:
+    head = ReplyHead(id="x", model="m", created_s=5, system_fingerprint="fp", logprobs=True, include_usage=False)
+    taken, end = RankedToken("b", b"b", -1.5), RankedToken("<end>", None, -0.1)
+    token = TokenLogprob(taken, 0, (end, RankedToken("b", b" b", -0.5)))
+    choice = Choice(0, "b", (token,), "length")
+    whole: Any = ChatReply(head).whole([choice], Usage(1, 2))
+    completion: Any = CompletionReply(head).whole([choice], Usage(1, 2))
+
+    (told,) = whole["choices"][0]["logprobs"]["content"]
+    assert told["top_logprobs"] == [
+        {"token": "<end>", "logprob": -0.1, "bytes": None}, {"token": "b", "logprob": -0.5, "bytes": [32, 98]}
+    ]  # fmt: skip
+    assert completion["choices"][0]["logprobs"]["top_logprobs"] == [{"<end>": -0.1, "b": -0.5}], "the likelier of two"
+
+
+def test_a_tier_is_said_where_one_was_asked_for() -> None:
+    assert parse_chat(chat()).generation.served_tier is None
+    assert parse_chat(chat(service_tier="flex")).generation.served_tier == "flex"
+    assert HEAD.fields("k").get("service_tier") is None
+    assert replace(HEAD, service_tier="flex").fields("k")["service_tier"] == "flex"

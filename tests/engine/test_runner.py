@@ -172,7 +172,7 @@ def test_a_log_probability_is_the_model_s_own(runner: TorchRunner, reference: Re
     entry = ScheduledRequest(request, 0, 0, 0, 30, samples=True)
     result = runner.execute(plan_of(1, entry))
     expected = reference.logits(prompt)[-1].log_softmax(-1)[result.token_ids[0]]
-    assert result.logprobs[0] == pytest.approx(float(expected), abs=1e-4)
+    assert result.logprobs[0].value == pytest.approx(float(expected), abs=1e-4)
 
 
 def test_a_measured_step_touches_no_live_block(runner: TorchRunner, reference: Reference) -> None:

@@ -184,9 +184,40 @@ def test_penalties_follow_a_request_as_it_grows_and_leave_its_slot_with_it() -> 
 def test_the_log_probability_is_of_the_raw_logits(params: dict[str, float]) -> None:
     sampling = SamplingParams(max_tokens=1, logprobs=True, **params)  # type: ignore[arg-type]
     (token,) = _sample(LOGITS, _entry(sampling, output=(0,)))
-    assert token.logprob == pytest.approx(math.log(PROBABILITIES[token.token_id]), abs=1e-5)
+    assert token.logprob is not None
+    assert token.logprob.value == pytest.approx(math.log(PROBABILITIES[token.token_id]), abs=1e-5)
     silent = _entry(SamplingParams(max_tokens=1), slot=1)
     assert [t.logprob is None for t in _sample(LOGITS, _entry(sampling), silent)] == [False, True]
+
+
+def test_each_row_has_as_many_likeliest_tokens_as_it_asked_for() -> None:
+    wanted = [SamplingParams(max_tokens=1, logprobs=True, top_logprobs=count) for count in (0, 2, 9)]
+    rows = _sample(LOGITS, *(_entry(sampling, slot=slot) for slot, sampling in enumerate(wanted)))
+
+    tops = [row.logprob.top for row in rows if row.logprob is not None]
+    assert [[token for token, _ in top] for top in tops] == [[], [0, 1], [0, 1, 2, 3, 4]], "and no more than there are"
+    for token, value in tops[2]:
+        assert value == pytest.approx(math.log(PROBABILITIES[token]), abs=1e-5)
+
+
+def test_a_bias_moves_its_tokens_and_no_log_probability() -> None:
+    banned = SamplingParams(max_tokens=1, temperature=0.0, logit_bias=((0, -100.0), (2, 1.5)), logprobs=True)
+    alone, beside = _sample(LOGITS, _entry(banned), _entry(SamplingParams(max_tokens=1, temperature=0.0), slot=1))
+
+    assert (alone.token_id, beside.token_id) == (2, 0)
+    assert alone.logprob is not None
+    assert alone.logprob.value == pytest.approx(math.log(PROBABILITIES[2]), abs=1e-5)
+    assert not banned.plain
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_ends_a_request_cannot_come_before_its_least_tokens(temperature: float) -> None:
+    sampling = SamplingParams(
+        max_tokens=9, temperature=temperature, top_k=1, min_tokens=2, stop_token_ids=frozenset({0, 1})
+    )
+    tokens = [_sample(LOGITS, _entry(sampling, output=(3,) * produced))[0].token_id for produced in range(4)]
+
+    assert tokens == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -394,6 +394,20 @@ async def test_models_health_state_and_steps(engine: Served) -> None:
     assert [(await engine.get(f"/steps?last={bad}"))[0] for bad in ("0", "-1", "x", "99999999", "²")] == [400] * 5
 
 
+async def test_an_answer_with_its_prompt_before_it(engine: Served) -> None:
+    body = {"model": "tiny", "prompt": ["say:{choice}é", list(b"say:no")], "n": 2, "echo": True}
+    whole = (await engine.post("/v1/completions", body))[1]
+    events = await frames(engine, "/v1/completions", {**body, "stream": True})
+    texts = ["", "", "", ""]
+    for event in events[:-1]:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    firsts = [event for event in events[:-1] if event["choices"][0]["text"].startswith("say:")]
+
+    assert [choice["text"] for choice in whole["choices"]] == texts
+    assert texts == ["say:{choice}é0é", "say:{choice}é1é", "say:nono", "say:nono"]
+    assert len(firsts) == 4, "the prompt comes with the first token, which is timed"
+
+
 async def test_usage_says_how_much_of_each_prompt_was_cached() -> None:
     long, other = "say:a and nothing else", "say:b whatever was asked"
     async with served() as engine:
@@ -415,6 +429,11 @@ async def test_usage_says_how_much_of_each_prompt_was_cached() -> None:
         pytest.param({"stop": ["ü", "zz"]}, id="with stop strings"),
         pytest.param({"max_tokens": 7}, id="cut inside a character"),
         pytest.param({"n": 3, "logprobs": True}, id="with n and logprobs"),
+        pytest.param({"logprobs": True, "top_logprobs": 4, "stop": ["grün"]}, id="with the likeliest tokens"),
+        pytest.param(
+            {"min_tokens": 9, "stop": ["b", "0"], "ignore_eos": True, "max_tokens": 9}, id="with least tokens"
+        ),
+        pytest.param({"service_tier": "flex", "logit_bias": {"5": 1}, "stop_token_ids": [0xB1]}, id="with stop tokens"),
     ],
 )
 async def test_streamed_equals_whole(engine: Served, fields: dict[str, Any]) -> None:

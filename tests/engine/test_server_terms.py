@@ -42,6 +42,11 @@ async def arrived(engine: Served, body: dict[str, Any], headers: dict[str, str])
         pytest.param({}, {"x-sluice-class": "critical"}, 0, id="the-class-of-the-header"),
         pytest.param({"priority": 0}, {"x-sluice-class": "batch"}, 6, id="priority-zero-is-the-usual-place"),
         pytest.param({"priority": 7}, {"x-sluice-class": "batch"}, 7, id="a-higher-number-goes-behind-in-its-class"),
+        pytest.param({"service_tier": "flex"}, {}, 6, id="flex-steps-back"),
+        pytest.param(
+            {"service_tier": "flex"}, {"x-sluice-class": "background"}, 8, id="flex-steps-back-and-no-further"
+        ),
+        pytest.param({"service_tier": "priority"}, {}, 4, id="no-tier-steps-forward"),
         pytest.param({"priority": -1_000_000}, {}, 4, id="no-number-leads-out-of-the-class"),
     ],
 )

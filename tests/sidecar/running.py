@@ -102,9 +102,9 @@ async def running_gate(
         await gate.engine.close()
 
 
-async def until(claim: Callable[[], bool]) -> None:
-    """Let the loop run until the claim holds; fails after ten seconds."""
-    async with asyncio.timeout(10):
+async def until(claim: Callable[[], bool], within_s: float = 10) -> None:
+    """Let the loop run until the claim holds; fails when it does not in time."""
+    async with asyncio.timeout(within_s):
         while not claim():  # noqa: ASYNC110  # what is waited for has no event of its own
             await asyncio.sleep(0.001)
 

@@ -102,6 +102,36 @@ def test_the_output_is_expected_as_the_tenants_answers_were(learner: Learner) ->
     assert (cost.decode_tokens, cost.expected_output_tokens) == (24, 12)
 
 
+def test_what_cannot_end_before_is_not_expected_to(learner: Learner) -> None:
+    for _ in range(LEAST_ANSWERS):
+        learner.answer(12)
+
+    def expected(**body: Any) -> int:
+        return learner.cost(chat("hi", **body)).choices[0].output_tokens
+
+    assert expected(min_tokens=5) == 12
+    assert expected(min_tokens=30) == 30
+    assert expected(min_tokens=90) == 40, "the engine refuses it"
+    assert expected(ignore_eos=True) == 40
+    assert expected(ignore_eos=True, stop=["x"]) == expected(ignore_eos=True, stop_token_ids=[3]) == 12
+    assert expected(min_tokens="many", ignore_eos="yes") == 12
+
+
+def test_only_the_first_choice_of_a_prompt_computes_it(learner: Learner) -> None:
+    learner.see()
+    cost = learner.cost({"prompt": [list(range(100)), list(range(7))], "n": 3, "max_tokens": 5}, route="completions")
+
+    assert [choice.cached_tokens for choice in cost.choices] == [0, 96, 96, 0, 0, 0], "whole blocks of 16"
+    assert [bool(choice.prefix_key) for choice in cost.choices] == [False, True, True, False, False, False]
+    assert cost.prefill_tokens == 100 + 4 + 4 + 3 * 7
+    other = learner.cost({"prompt": list(range(100)), "n": 2, "max_tokens": 5}, route="completions")
+    assert other.choices[1].prefix_key != cost.choices[1].prefix_key, "two calls share nothing thereby"
+
+    learner.see(prefix=None)
+    alone = learner.cost({"prompt": list(range(100)), "n": 2, "max_tokens": 5}, route="completions")
+    assert [choice.cached_tokens for choice in alone.choices] == [0, 0], "an engine that shares nothing"
+
+
 def test_an_answer_is_learned_once_however_often_the_engine_lists_it(learner: Learner) -> None:
     name = learner.enter(chat("hi"))
     for _ in range(LEAST_ANSWERS):

@@ -41,6 +41,8 @@ async def error_of(response: Any) -> dict[str, Any]:
         pytest.param("GET", "/v1/chat/completions", 405, "method_not_allowed", id="get-where-post-is-meant"),
         pytest.param("DELETE", "/v1/models", 405, "method_not_allowed", id="delete-of-the-models"),
         pytest.param("POST", "/v1/chat/completions/", 404, "not_found", id="a-slash-too-many"),
+        pytest.param("POST", "/v1/embeddings", 404, "not_found", id="what-is-not-done-here"),
+        pytest.param("GET", "/detokenize", 405, "method_not_allowed", id="get-of-a-text"),
     ],
 )
 async def test_what_is_not_there(gate: RunningGate, method: str, path: str, status: int, code: str) -> None:
@@ -415,6 +417,16 @@ async def test_ids_are_minted_kept_and_echoed_and_identity_of_clients_is_dropped
     assert not seen.keys() & {"x-sluice-tenant", "x-private", "te"}
     assert not response.headers.keys() & {"x-secret", "Keep-Alive", "x-sluice-tenant"}
     assert response.headers["X-Accel-Buffering"] == "no"
+
+
+@pytest.mark.parametrize(("tier", "served"), [("flex", "batch"), ("priority", "standard"), (7, "standard")])
+async def test_who_asks_for_a_tier_steps_back_or_stays(
+    gate: RunningGate, engine: ScriptedEngine, tier: object, served: str
+) -> None:
+    async with gate.post(service_tier=tier) as response:
+        await response.read()
+
+    assert engine.headers[0]["x-sluice-class"] == served
 
 
 async def test_a_refusal_carries_the_ids_too(gate: RunningGate) -> None:

@@ -11,6 +11,7 @@ from sluice_engine.call_stream import CallStream
 from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Request
 from sluice_engine.errors import RequestError, RequestFailed
+from sluice_engine.intake import Prompt
 from sluice_engine.output import ChoiceOutput
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import DONE, Choice, FinishReason, Piece, Reply, TokenLogprob, Usage, error_frame
@@ -50,12 +51,14 @@ class Answer:
     """All choices of one call."""
 
     def __init__(
-        self, requests: Sequence[Request], tokenizer: Tokenizer, generation: Generation, prompt_tokens: int
+        self, requests: Sequence[Request], tokenizer: Tokenizer, generation: Generation, prompts: Sequence[Prompt]
     ) -> None:
         self._include_usage = generation.include_usage
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         self._outputs = {
-            request.id: ChoiceOutput(index, request, tokenizer, generation.stop)
+            request.id: ChoiceOutput(
+                index, request, tokenizer, generation.stop, prompts[index // generation.n].echo(tokenizer)
+            )
             for index, request in enumerate(requests)
         }
         self._num_open = len(requests)

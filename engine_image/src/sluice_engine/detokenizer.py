@@ -13,8 +13,10 @@ from collections.abc import Sequence
 class IncrementalDecoder:
     """The text of one choice, as far as it is settled."""
 
-    def __init__(self, token_bytes: Sequence[bytes], stop: Sequence[str] = ()) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
+        """`min_tokens`: a stop string that is complete with one of so many tokens is text as any other."""
         self._token_bytes = token_bytes
+        self._tokens_to_go = min_tokens
         self._stop = tuple(stop)
         # Bytes that can never become UTF-8 turn into U+FFFD at once; a character's first bytes wait for the rest.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -26,7 +28,11 @@ class IncrementalDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this token settles, possibly none. Once stopped, always none."""
-        return self._settle(self._utf8.decode(self._token_bytes[token_id]))
+        # A model may have more tokens than its tokenizer knows: those stand for no text.
+        added = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+        settled = self._settle(self._utf8.decode(added))
+        self._tokens_to_go -= 1
+        return settled
 
     def finish(self) -> str:
         """What was held: the end of the text is settled now."""
@@ -41,7 +47,7 @@ class IncrementalDecoder:
         if not self._stop:
             return new
         text = self._held + new
-        start = _first_stop(text, self._stop)
+        start = _first_stop(text, self._stop) if self._tokens_to_go <= 0 else None
         if start is not None:
             self.stopped, self._held = True, ""
             return text[:start]

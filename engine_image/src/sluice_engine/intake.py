@@ -6,16 +6,17 @@ Everything that can be refused is refused here, before the engine hears of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidRequest
+from sluice_engine.protocol.body import shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
-from sluice_engine.protocol.generation import Generation
+from sluice_engine.protocol.generation import FLEX, Generation
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.tokenizer import Tokenizer
 
@@ -26,6 +27,16 @@ class Prompt:
 
     tokens: list[int]
     param: str
+    text: str | None = None
+    """As it was written, where it was text."""
+    is_echoed: bool = False
+    """Whether each answer begins with it."""
+
+    def echo(self, tokenizer: Tokenizer) -> str:
+        """What an answer begins with."""
+        if not self.is_echoed:
+            return ""
+        return tokenizer.decode(self.tokens) if self.text is None else self.text
 
 
 def chat_prompt(messages: Sequence[Mapping[str, object]], tokenizer: Tokenizer) -> Prompt:
@@ -54,10 +65,9 @@ def chat_prompts(call: ChatCall, tokenizer: Tokenizer) -> list[Prompt]:
 def completion_prompts(call: CompletionCall, tokenizer: Tokenizer) -> list[Prompt]:
     """The prompts of a completion call."""
     return [
-        Prompt(
-            tokenizer.encode(prompt, add_special=True) if isinstance(prompt, str) else list(prompt),
-            param,
-        )
+        Prompt(tokenizer.encode(prompt, add_special=True), param, prompt, call.echo)
+        if isinstance(prompt, str)
+        else Prompt(list(prompt), param, None, call.echo)
         for prompt, param in zip(call.prompts, call.prompt_params, strict=True)
     ]
 
@@ -77,16 +87,21 @@ def requests_of(
     Raises:
         InvalidRequest: a prompt is empty, holds ids the model does not know, or cannot ever fit.
     """
+    check_token_ids("stop_token_ids", generation.stop_token_ids, engine.vocab_size)
+    check_token_ids("logit_bias", (token_id for token_id, _ in generation.logit_bias), engine.vocab_size)
+    # What ends a turn of a model that has no such token is never sampled.
+    eos_ids = frozenset(token_id for token_id in engine.tokenizer.eos_ids if token_id < engine.vocab_size)
+    if generation.service_tier == FLEX:
+        terms = terms.flexible()
     seed = generation.seed if generation.seed is not None else draw_seed()
     requests: list[Request] = []
     # Most answers are shorter than the gate expects: an order goes by that, but no deadline is given up for it.
     expected = terms.expected_output_tokens if terms.finish_us is None else None
     for prompt in prompts:
         max_tokens = _max_tokens(prompt, generation, engine)
+        leader: Request | None = None
         for choice in range(generation.n):
-            sampling = generation.sampling(
-                max_tokens=max_tokens, seed=seed, choice=choice, eos_ids=engine.tokenizer.eos_ids
-            )
+            sampling = generation.sampling(max_tokens=max_tokens, seed=seed, choice=choice, eos_ids=eos_ids)
             requests.append(
                 Request(
                     id=f"{request_id}/{len(requests)}",
@@ -101,8 +116,10 @@ def requests_of(
                     first_token_deadline_us=_deadline(arrival_us, terms.first_token_us),
                     finish_deadline_us=_deadline(arrival_us, terms.finish_us),
                     expected_output_tokens=None if expected is None else min(expected, max_tokens),
+                    leader=leader,
                 )
             )
+            leader = leader or requests[-1]
     return requests
 
 
@@ -114,10 +131,7 @@ def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) ->
     num_prompt = len(prompt.tokens)
     if not prompt.tokens:
         raise InvalidRequest.field(prompt.param, "holds no tokens")
-    unknown = next((token for token in prompt.tokens if not 0 <= token < engine.vocab_size), None)
-    if unknown is not None:
-        limit = f"{unknown} is not a token id; the model has 0 to {engine.vocab_size - 1}"
-        raise InvalidRequest.field(prompt.param, limit)
+    check_token_ids(prompt.param, prompt.tokens, engine.vocab_size)
     most = largest_output_tokens(num_prompt, max_length_tokens=engine.max_length_tokens, pool_tokens=engine.pool_tokens)
     max_tokens = most if generation.max_tokens is None else generation.max_tokens
     problem = unfit_reason(
@@ -127,4 +141,19 @@ def _max_tokens(prompt: Prompt, generation: Generation, engine: LoadedEngine) ->
         # Where not even one token fits beside the prompt, the prompt is what must be shortened.
         param = prompt.param if most < 1 else generation.max_tokens_param
         raise InvalidRequest.field(param, problem, code="context_length_exceeded")
+    if generation.min_tokens > max_tokens:
+        problem = f"is {generation.min_tokens}, and beside the prompt ({num_prompt} tokens) {max_tokens} fit"
+        raise InvalidRequest.field("min_tokens", problem)
     return max_tokens
+
+
+def check_token_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Refuse ids that the model does not have.
+
+    Raises:
+        InvalidRequest: names the first of them.
+    """
+    unknown = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
+    if unknown is not None:
+        limit = f"{shown(unknown)} is not a token id; the model has 0 to {vocab_size - 1}"
+        raise InvalidRequest.field(param, limit)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from sluice_engine.core.emissions import Emission
+from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
-from sluice_engine.protocol.reply import FinishReason, Piece, TokenLogprob
+from sluice_engine.protocol.reply import FinishReason, Piece, RankedToken, TokenLogprob
 from sluice_engine.tokenizer import Tokenizer
 
 
 class ChoiceOutput:
     """What came of one request so far."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, index: int, request: Request, tokenizer: Tokenizer, stop: tuple[str, ...], echo: str = ""
+    ) -> None:
+        """`echo`: what stands before its text."""
         self.index = index
         """Among all choices of the call."""
         self.request = request
         self.num_tokens = 0
         """Tokens sampled, the one that ended the answer included."""
         self.finish_reason: FinishReason | None = None
-        self._token_bytes = tokenizer.token_bytes
-        self._decoder = tokenizer.decoder(stop)
+        self._tokenizer = tokenizer
+        self._decoder = tokenizer.decoder(stop, min_tokens=request.sampling.min_tokens)
+        self._echo = echo
         self._logprobs: list[TokenLogprob] = []
 
     def has_ended(self) -> bool:
@@ -42,17 +47,20 @@ class ChoiceOutput:
             self.finish_reason = "stop"
         elif emission.outcome is not None:
             text += self._end(emission)
-        if not text and (self.finish_reason is None or not self._logprobs):
+        if not text and (self.finish_reason is None or not (self._logprobs or self._echo)):
             return None
+        # With the first token's text, and no piece of its own: who times the answer takes each piece for a token.
+        text, self._echo = self._echo + text, ""
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Piece(text, logprobs)
 
-    def _token(self, token_id: int, logprob: float | None) -> str:
+    def _token(self, token_id: int, logprob: Logprob | None) -> str:
         self.num_tokens += 1
         if logprob is not None:
             # Kept until text is settled, so that a chunk's tokens are those that made its text.
-            entry = TokenLogprob(self._token_bytes[token_id], logprob, self._decoder.num_characters)
-            self._logprobs.append(entry)
+            taken = RankedToken(*self._tokenizer.shown(token_id), logprob.value)
+            top = tuple(RankedToken(*self._tokenizer.shown(other), value) for other, value in logprob.top)
+            self._logprobs.append(TokenLogprob(taken, self._decoder.num_characters, top))
         return self._decoder.push(token_id)
 
     def _end(self, emission: Emission) -> str:

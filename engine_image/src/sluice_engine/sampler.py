@@ -1,10 +1,10 @@
 """Draws the next token of each sampling row from its logits.
 
-Owns the order of the filters and the randomness; knows no model. The order is: penalties, temperature, min_p, top_k,
-top_p (over what the others left), draw. Frequency and presence penalties count output tokens, the repetition penalty
-prompt and output. A row without randomness takes the likeliest token after penalties.
+Owns the order of the filters and the randomness; knows no model. The order is: penalties, bias, what may not come yet,
+temperature, min_p, top_k, top_p (over what the others left), draw. Frequency and presence penalties count output
+tokens, the repetition penalty prompt and output. A row without randomness takes the likeliest after the first three.
 
-The log probability that is reported is the model's own: of the raw logits, before penalties, temperature and filters.
+Log probabilities that are reported are the model's own: of the raw logits, before any of this.
 
 A draw is two exponential races, among groups of tokens by their shares, then among the tokens of the group: share over
 exponential variate, the highest wins. The variates are keyed by (seed, choice, position) and the racer, so a token
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from sluice_engine.core.plan import ScheduledRequest
+from sluice_engine.core.plan import Logprob, ScheduledRequest
 from sluice_engine.core.request import Request
 
 # About the root of a large vocabulary: so many groups race as tokens after them.
@@ -70,7 +70,7 @@ class Samples:
     """What came of each row of logits."""
 
     token_ids: list[int]
-    logprobs: dict[int, float]
+    logprobs: dict[int, Logprob]
     """Row → log probability of its token, where it is wanted."""
     errors: dict[int, str]
     """Row → why it has no token; what stands there means nothing."""
@@ -86,15 +86,15 @@ class Sampler:
         """One token for each row of logits [S, V] (float32), or an error for a row that is not finite."""
         finite = _finite(logits)
         reported = [i for i, entry in enumerate(entries) if entry.request.sampling.logprobs]
-        # Before penalties change the rows in place.
-        normalisers = logits[reported].logsumexp(-1) if reported else None
-        raw = logits.clone() if reported and any(e.request.sampling.penalised for e in entries) else logits
+        # Before the rows are changed in place.
+        raw = logits[reported].log_softmax(-1) if reported else None
 
         for row, entry in enumerate(entries):
-            if entry.request.sampling.penalised and finite[row]:
-                self._penalise(logits[row], entry)
-                # A penalty divides and subtracts: what it makes of a row is checked as the model's own rows are.
+            if entry.request.sampling.adjusted and finite[row]:
+                self._adjust(logits[row], entry)
+                # Penalties divide and subtract: what they make of a row is checked as the model's own rows are.
                 finite[row] = bool(logits[row].sum().isfinite())
+                _ban(logits[row], entry)
         chosen = logits.argmax(-1)
         drawn = [i for i, entry in enumerate(entries) if not entry.request.sampling.greedy and finite[i]]
         if drawn:
@@ -102,10 +102,11 @@ class Sampler:
             rows = logits if whole else logits[drawn]
             chosen[drawn] = _draw(rows, [entries[i] for i in drawn])
         samples = _checked(chosen, finite, logits.shape[-1])
-        if normalisers is not None:
-            values = raw[reported, _tensor_of(samples, reported, chosen)] - normalisers
+        if raw is not None:
+            wanted = [entries[row].request.sampling.top_logprobs for row in reported]
+            told = _logprobs(raw, [samples.token_ids[row] for row in reported], wanted)
             samples.logprobs.update(
-                (row, value) for row, value in zip(reported, values.tolist(), strict=True) if row not in samples.errors
+                (row, logprob) for row, logprob in zip(reported, told, strict=True) if row not in samples.errors
             )
         return samples
 
@@ -113,6 +114,13 @@ class Sampler:
     def likeliest(logits: Tensor) -> Samples:
         """As `sample`, for requests that all take the likeliest token and want nothing else."""
         return _checked(logits.argmax(-1), _finite(logits), logits.shape[-1])
+
+    def _adjust(self, row: Tensor, entry: ScheduledRequest) -> None:
+        if entry.request.sampling.penalised:
+            self._penalise(row, entry)
+        if bias := entry.request.sampling.logit_bias:
+            ids, values = zip(*bias, strict=True)
+            row[list(ids)] += torch.tensor(values, dtype=row.dtype, device=row.device)
 
     def _penalise(self, row: Tensor, entry: ScheduledRequest) -> None:
         counts = self._counts.get(entry.slot)
@@ -166,8 +174,25 @@ def _checked(chosen: Tensor, finite: list[bool], vocab_size: int) -> Samples:
     return Samples(token_ids, {}, errors)
 
 
-def _tensor_of(samples: Samples, rows: list[int], like: Tensor) -> Tensor:
-    return torch.tensor([samples.token_ids[row] for row in rows], dtype=like.dtype, device=like.device)
+def _ban(row: Tensor, entry: ScheduledRequest) -> None:
+    """Take away, in place, what would end a request that must go on."""
+    sampling = entry.request.sampling
+    if entry.start + entry.num_tokens - entry.request.num_prompt < sampling.min_tokens:
+        row[list(sampling.stop_token_ids)] = -math.inf
+
+
+def _logprobs(raw: Tensor, token_ids: list[int], wanted: list[int]) -> list[Logprob]:
+    """Of each row [R, V], that of its token, and the likeliest so many."""
+    values: list[float] = raw.gather(1, torch.tensor(token_ids, device=raw.device)[:, None])[:, 0].tolist()
+    most = min(max(wanted), raw.shape[-1])
+    if not most:
+        return [Logprob(value) for value in values]
+    highest = raw.topk(most, dim=-1)
+    tops = zip(highest.indices.tolist(), highest.values.tolist(), strict=True)
+    return [
+        Logprob(value, tuple(zip(ids[:count], likeliest[:count], strict=True)))
+        for value, count, (ids, likeliest) in zip(values, wanted, tops, strict=True)
+    ]
 
 
 def _draw(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:

@@ -33,14 +33,14 @@ from sluice_engine.errors import (
     NotFound,
     RequestError,
 )
-from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, completion_prompts, requests_of
+from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, check_token_ids, completion_prompts, requests_of
 from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity, engine_state, step_table
-from sluice_engine.protocol.body import parse_object
-from sluice_engine.protocol.chat import ChatReply, parse_chat, parse_messages
+from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import Reply, ReplyHead
+from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.service import EngineService
 from sluice_engine.steps_page import steps_page
@@ -97,6 +97,7 @@ class EngineServer:
                 web.post("/v1/chat/completions", self.chat),
                 web.post("/v1/completions", self.completions),
                 web.post("/tokenize", self.tokenize),
+                web.post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
                 web.get("/v1/models/{name:.+}", self.model),
                 web.get("/health", self.health),
@@ -157,7 +158,7 @@ class EngineServer:
             arrival_us=arrival_us,
             draw_seed=self._sources.draw_seed,
         )
-        answer = Answer(requests, engine.tokenizer, generation, sum(len(prompt.tokens) for prompt in prompts))
+        answer = Answer(requests, engine.tokenizer, generation, prompts)
         with self._service.submit(requests) as stream:
             if generation.stream:
                 if terms.bound_us is not None:
@@ -179,6 +180,7 @@ class EngineServer:
             system_fingerprint=f"fp_{self._identity.engine_config_hash}",
             logprobs=generation.logprobs,
             include_usage=generation.include_usage,
+            service_tier=generation.served_tier,
         )
 
     def _request_id(self, http: web.Request) -> str:
@@ -189,9 +191,9 @@ class EngineServer:
         http[REQUEST_ID] = request_id
         return request_id
 
-    def _check_model(self, model: str) -> None:
+    def _check_model(self, model: str | None) -> None:
         served = self._identity.served_name
-        if model != served:
+        if model not in {None, served}:
             raise NotFound(
                 f"the model {json.dumps(model)[:100]} does not exist; this engine serves {served}",
                 param="model",
@@ -210,21 +212,27 @@ class EngineServer:
         raw = await http.read()
 
         def work() -> list[int]:
-            fields = parse_object(raw)
-            model = fields.text("model")
-            if model is not None:
-                self._check_model(model)
-            prompt = fields.text("prompt")
-            if (prompt is None) == (fields.value("messages") is None):
-                fields.refuse("prompt", "give exactly one of prompt, messages", "missing_required_parameter")
-            messages = parse_messages(fields) if prompt is None else ()
-            fields.end()
-            if prompt is None:
-                return chat_prompt(messages, engine.tokenizer).tokens
-            return engine.tokenizer.encode(prompt, add_special=True)
+            call = parse_tokenize(raw)
+            self._check_model(call.model)
+            if call.prompt is None:
+                return chat_prompt(call.messages, engine.tokenizer).tokens
+            return engine.tokenizer.encode(call.prompt, add_special=call.add_special)
 
         tokens = await self._off_loop(len(raw), work)
         return _json({"count": len(tokens), "max_model_len": engine.max_length_tokens, "tokens": tokens})
+
+    async def detokenize(self, http: web.Request) -> web.StreamResponse:
+        """`/detokenize`: the text of token ids, special ones by their names, so that it can be encoded again."""
+        engine = self._service.loaded()
+        raw = await http.read()
+
+        def work() -> str:
+            call = parse_detokenize(raw)
+            self._check_model(call.model)
+            check_token_ids("tokens", call.tokens, engine.tokenizer.vocab_size)
+            return engine.tokenizer.written(call.tokens)
+
+        return _json({"prompt": await self._off_loop(len(raw), work)})
 
     async def models(self, _http: web.Request) -> web.StreamResponse:
         """`/v1/models`: the one model."""

@@ -56,9 +56,22 @@ class Tokenizer:
         """The text of these tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
 
-    def decoder(self, stop: Sequence[str] = ()) -> IncrementalDecoder:
-        """A decoder for one choice's output."""
-        return IncrementalDecoder(self.token_bytes, stop)
+    def written(self, token_ids: Sequence[int]) -> str:
+        """As `decode`, with special tokens as they are written."""
+        table = self.token_bytes
+        spelled = (table[token_id] or (self.backend.id_to_token(token_id) or "").encode() for token_id in token_ids)
+        return b"".join(spelled).decode("utf-8", "replace")
+
+    def shown(self, token_id: int) -> tuple[str, bytes | None]:
+        """A token for a person, and the bytes that it adds to a text; a special one shows as its name, without any."""
+        if token_id < len(self.token_bytes) and (added := self.token_bytes[token_id]):
+            return added.decode("utf-8", "replace"), added
+        # A model may have more tokens than its tokenizer knows.
+        return self.backend.id_to_token(token_id) or f"<{token_id}>", None
+
+    def decoder(self, stop: Sequence[str] = (), *, min_tokens: int = 0) -> IncrementalDecoder:
+        """A decoder for one choice's output; no stop string ends one that was to have more tokens."""
+        return IncrementalDecoder(self.token_bytes, stop, min_tokens=min_tokens)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -92,6 +92,8 @@ class Reception:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
         asked = await _parsed(call)
         call.terms = self._callers.named_by(asked.user, call.terms)
+        if asked.flexible:
+            call.terms = call.terms.flexible()
         call.streamed = asked.streamed
         call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
         if (refusal := self._admission.refuse_unavailable()) is not None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from sluice_engine.config import LiveConfig
-from sluice_sidecar import overdue
+from sluice_sidecar import overdue, tokenizing
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.callers.api_keys import ApiKeys
@@ -21,6 +21,7 @@ from sluice_sidecar.callers.identity import Callers
 from sluice_sidecar.callers.trust import TrustedPeers
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.drain import Drain
+from sluice_sidecar.elsewhere import unknown_route
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused, shown
 from sluice_sidecar.estimates.estimate import Route
@@ -34,13 +35,16 @@ from sluice_sidecar.telemetry.promised import PromiseCollector
 from sluice_sidecar.telemetry.recorder import Recorder
 from sluice_sidecar.telemetry.signals import Signals
 from sluice_sidecar.telemetry.tracing import tracing
+from sluice_sidecar.tokenizing import Tokenizing
 from sluice_sidecar.web.body import Body, HeldBodies
 from sluice_sidecar.web.headers import client_id
 from sluice_sidecar.web.listener import answer, plain
 from sluice_sidecar.web.shedding import Effort, Shedding
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
-_READ = frozenset(("GET", "HEAD"))
+_READ = ("GET", "HEAD")
+
+Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Gate:
@@ -76,6 +80,7 @@ class Gate:
         self.files = files if files is not None else HotFiles(config, b"")
         self._trusted = TrustedPeers(config.trusted_peers)
         self._reception = Reception(self.engine, self.admission, self.callers, self._trusted, self.metrics, clock)
+        self._tokenizing = Tokenizing(self.engine, self._tokenizers_busy)
         self.signals = Signals(self.admission, clock)
         self.metrics.registry.register(self.signals)
         self.metrics.registry.register(
@@ -134,20 +139,26 @@ class Gate:
         return response
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        route = _ROUTES.get(request.path)
+        serve, methods = self._route_of(request.path)
+        if serve is None:
+            return answer(unknown_route(request.path, (*_ROUTES, MODELS, *tokenizing.PATHS)))
+        if request.method not in methods:
+            return _not_allowed(request, ", ".join(methods))
+        return await serve(request)
+
+    def _route_of(self, path: str) -> tuple[Serve | None, tuple[str, ...]]:
+        """What serves a path, and by which methods."""
+        route = _ROUTES.get(path)
         if route is not None:
-            if request.method != "POST":
-                return _not_allowed(request, "POST")
-            return await self._generate(request, route)
-        if is_models(request.path) or request.path in {"/livez", "/readyz"}:
-            if request.method not in _READ:
-                return _not_allowed(request, "GET, HEAD")
-            if is_models(request.path):
-                return await self._models(request)
-            problem = self.not_ready() if request.path == "/readyz" else None
-            return plain(problem)
-        known = ", ".join((*_ROUTES, MODELS))
-        return answer(Refusal(Reason.NOT_FOUND, f"There is no {shown(request.path)}; this server has {known}."))
+            return lambda request: self._generate(request, route), ("POST",)
+        if path in tokenizing.PATHS:
+            return self._tokenize, ("POST",)
+        if is_models(path):
+            return self._models, _READ
+        return (self._probe, _READ) if path in {"/livez", "/readyz"} else (None, ())
+
+    async def _probe(self, request: web.BaseRequest) -> web.StreamResponse:
+        return plain(self.not_ready() if request.path == "/readyz" else None)
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         request_id = f"req-{secrets.token_hex(12)}"
@@ -204,8 +215,7 @@ class Gate:
             and (refusal := self.shedding.early(self.clock())) is not None
         ):
             return refusal
-        await call.body.read(call.request, self.config.body_limit_bytes, self._bodies_held)
-        self.metrics.request_bytes.inc(call.body.num_bytes)
+        await self._read(call.body, call.request)
         call.arrived_us = self.clock()
         cost = await self._reception.price(call)
         if isinstance(cost, Refusal):
@@ -227,6 +237,20 @@ class Gate:
             return answer(error.refusal)
         return await models(self.engine, request.path)
 
+    async def _tokenize(self, request: web.BaseRequest) -> web.Response:
+        if (refusal := self._unavailable()) is not None:
+            return answer(refusal)
+        try:
+            self._reception.terms(request)
+            return await self._tokenizing.handle(request, Body(self.held), lambda body: self._read(body, request))
+        except Refused as error:
+            self.admission.count(error.refusal)
+            return answer(error.refusal)
+
+    async def _read(self, body: Body, request: web.BaseRequest) -> None:
+        await body.read(request, self.config.body_limit_bytes, self._bodies_held)
+        self.metrics.request_bytes.inc(body.num_bytes)
+
     def _closing(self, request: web.BaseRequest) -> bool:
         """Whether the connection ends with its answer: in a drain, and where a client means to speak otherwise next."""
         return self.drain.started or "Upgrade" in request.headers
@@ -239,6 +263,10 @@ class Gate:
         return self.admission.refuse_busy(
             Reason.BODIES_HELD, f"the gate holds {held_mib} MiB of request bodies", self.clock()
         )
+
+    def _tokenizers_busy(self) -> Refusal:
+        problem = "as many texts as may be are being tokenized"
+        return self.admission.refuse_busy(Reason.ENGINE_OVERLOADED, problem, self.clock())
 
     def _refuse_all(self) -> None:
         self.engine.life.draining = True

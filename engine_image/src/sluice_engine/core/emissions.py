@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from sluice_engine.core.plan import Ints
+from sluice_engine.core.plan import Ints, Logprob
 from sluice_engine.core.request import Outcome, Request
 
 
@@ -21,7 +21,7 @@ class Emission:
     request: Request
     token_id: int | None = None
     """None when the request ended without a new token."""
-    logprob: float | None = None
+    logprob: Logprob | None = None
     outcome: Outcome | None = None
     """Set with the last emission of a request."""
     gap_us: int | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from sluice_engine.core.ladder import Ladder
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.plan import HeldBack, IdleReason
-from sluice_engine.core.request import Request
+from sluice_engine.core.request import Request, RequestStatus
 from sluice_engine.core.running import Running
 from sluice_engine.core.shares import Shares
 from sluice_engine.core.step import Contain, Step
@@ -50,7 +50,7 @@ class Entry:
         if step.preempted or not step.takes_prefill():
             return
         first = next(self._waiting.candidates(step.now_us), None)
-        if first is None:
+        if first is None or self._awaits_leader(first):
             return
         victims = self._ladder.outranked(first, step)
         for victim in victims:
@@ -68,7 +68,7 @@ class Entry:
                 return
             wanted -= request.num_tokens
             try:
-                reason = self._place(request, step, wanted)
+                reason = "shared_prompt" if self._awaits_leader(request) else self._place(request, step, wanted)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
                 self._contain(request, error, step)
                 continue
@@ -76,8 +76,10 @@ class Entry:
                 for other in passed:
                     other.num_overtaken += 1
                 continue
-            passed.append(request)
             step.held_back.append(HeldBack(request.id, reason))
+            if reason == "shared_prompt":
+                continue  # it is on its way as its leader is: nobody overtakes it, and nobody waits behind it
+            passed.append(request)
             if len(passed) > LOOK_PAST or request.num_overtaken >= MAX_OVERTAKEN:
                 step.gate = "behind_others"
                 return
@@ -90,6 +92,13 @@ class Entry:
         if self._running.is_full(step.limits):
             return "no_free_slots"
         return None if step.takes_prefill() else "budget_exhausted"
+
+    def _awaits_leader(self, request: Request) -> bool:
+        """Whether the blocks of its prompt are being computed right now, by another choice of the same call."""
+        leader = request.leader
+        if leader is None or leader.status is not RequestStatus.RUNNING or leader.is_decoding:
+            return False
+        return not request.num_preemptions and self._running.prefix.may_find(request)
 
     def _place(self, request: Request, step: Step, wanted_behind: int) -> IdleReason | None:
         """Let one request in, or say what it lacks."""

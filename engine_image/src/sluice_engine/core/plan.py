@@ -33,6 +33,7 @@ IdleReason = Literal[
     "budget_exhausted",
     "in_flight",
     "behind_others",
+    "shared_prompt",
 ]
 
 DrainReason = Literal["window_full", "preemption", "host_tokens", "stranded_blocks"]
@@ -215,6 +216,15 @@ class StepPlan:
         return tuple(entry for entry in self._each() if entry.samples)
 
 
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """The log probability of a token that was taken."""
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens and theirs, likeliest first; as many as were asked for."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
     """What a step produced."""
@@ -222,7 +232,7 @@ class StepResult:
     step: int
     token_ids: Ints
     """[sampling rows of the plan], in its order."""
-    logprobs: Mapping[int, float] = field(default_factory=dict)
+    logprobs: Mapping[int, Logprob] = field(default_factory=dict)
     """Of the tokens whose requests want it, by sampling row."""
     errors: Mapping[int, str] = field(default_factory=dict)
     """Rows whose request alone failed (its logits were not finite), and why; their token means nothing."""

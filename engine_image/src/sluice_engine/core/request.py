@@ -63,8 +63,14 @@ class SamplingParams:
     """Index within one prompt's `n`; with seed and position it keys the randomness, and nothing else."""
     logprobs: bool = False
     """Whether the log probability of the chosen token is wanted."""
+    top_logprobs: int = 0
+    """How many of the likeliest tokens are wanted beside it, with theirs."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the request and are not part of its text."""
+    min_tokens: int = 0
+    """Output tokens before which nothing ends it."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, and what is added to their logits."""
 
     @property
     def penalised(self) -> bool:
@@ -72,9 +78,14 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
+    def adjusted(self) -> bool:
+        """Whether the model's logits are changed before a token is taken from them."""
+        return self.penalised or bool(self.logit_bias) or (self.min_tokens > 0 and bool(self.stop_token_ids))
+
+    @property
     def plain(self) -> bool:
         """Whether it takes the likeliest token and wants nothing else of the logits."""
-        return self.greedy and not self.logprobs and not self.penalised
+        return self.greedy and not self.logprobs and not self.adjusted
 
     @property
     def greedy(self) -> bool:
@@ -122,6 +133,8 @@ class Request:
     """Weights beside the model's own that it runs with; empty: none."""
     media: tuple[Media, ...] = ()
     """By position."""
+    leader: Request | None = None
+    """The first choice of the same prompt: what that one computes of it, this one shares."""
 
     # The scheduler's own, from here on.
     place: int = -1

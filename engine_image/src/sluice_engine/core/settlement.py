@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.emissions import DecodedTokens, Emission, Emissions
-from sluice_engine.core.plan import ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.plan import Logprob, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
 from sluice_engine.core.request import Outcome, Request, RequestStatus
 from sluice_engine.core.rows import Rows
@@ -148,7 +148,7 @@ class Settlement:
         request.first_token_us = now_us
         return self._told(request, token_id, result.logprobs.get(row), None)
 
-    def _told(self, request: Request, token_id: int, logprob: float | None, gap_us: int | None) -> Emission:
+    def _told(self, request: Request, token_id: int, logprob: Logprob | None, gap_us: int | None) -> Emission:
         """A request has a new token: what its caller is told, and whether that was its last."""
         if token_id in request.sampling.stop_token_ids:
             self._end(request.id, Outcome.STOP, None)

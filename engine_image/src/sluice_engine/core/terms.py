@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 CLASSES = ("critical", "interactive", "standard", "batch", "background")
 """Most urgent first; the base priority of a class is its index × 2."""
 STANDARD = "standard"
+BATCH = "batch"
 
 CLASS_HEADER = "x-sluice-class"
 TENANT_HEADER = "x-sluice-tenant"
@@ -74,6 +75,11 @@ class Terms:
     def priority(self, *, behind: bool = False) -> int:
         """The base priority; `behind` puts it one level after its caller's others, and never into the next class."""
         return CLASSES.index(self.service_class) * 2 + (behind or self.behind)
+
+    def flexible(self) -> Terms:
+        """For a caller who can wait, as OpenAI's tier `flex` says: class batch, where it would be more urgent."""
+        urgent = CLASSES.index(self.service_class) < CLASSES.index(BATCH)
+        return replace(self, service_class=BATCH) if urgent else self
 
     @property
     def bound_us(self) -> int | None:

@@ -22,6 +22,10 @@ _KINDS: dict[type, str] = {
 }
 
 
+# The code of what OpenAI's API has, and this engine does not do.
+UNSUPPORTED = "unsupported_parameter"
+
+
 @dataclass(frozen=True, slots=True)
 class Inert:
     """A field of OpenAI's that is accepted with the values that change nothing here."""
@@ -73,6 +77,10 @@ class Fields:
     def refuse(self, name: str, problem: str, code: str = "invalid_value") -> NoReturn:
         """Answer 400 for this field."""
         raise InvalidRequest.field(self.path(name), problem, code=code)
+
+    def names(self) -> list[str]:
+        """The names of all fields, in the order in which they came."""
+        return list(self._data)
 
     def value(self, name: str) -> object:
         """Whatever the field holds; None when it was left out."""
@@ -133,6 +141,18 @@ class Fields:
         value = self._typed(name, list)
         return value if isinstance(value, list) else None
 
+    def token_ids(self, name: str, most: int) -> tuple[int, ...] | None:
+        """An array of at most so many token ids; whether the model has them is not known here."""
+        ids = self.array(name)
+        if ids is None:
+            return None
+        if len(ids) > most:
+            self.refuse(name, f"must hold at most {most} token ids, not {len(ids)}")
+        for index, token_id in enumerate(ids):
+            if not is_kind(token_id, int):
+                self.refuse(f"{name}[{index}]", f"must be a token id, not {kind_of(token_id)}", "invalid_type")
+        return tuple(token_id for token_id in ids if isinstance(token_id, int))
+
     def accept_inert(self, inert: Mapping[str, Inert]) -> None:
         """Let through what changes nothing; refuse by name what would and is not supported."""
         for name, field in inert.items():
@@ -149,7 +169,7 @@ class Fields:
     def unsupported(self, name: str, value: object = None) -> NoReturn:
         """Answer 400: the field is OpenAI's, and this engine does not do it."""
         with_value = "" if value is None else f" with the value {shown(value)}"
-        self.refuse(name, f"this parameter is not supported{with_value}", "unsupported_parameter")
+        self.refuse(name, f"this parameter is not supported{with_value}", UNSUPPORTED)
 
     def end(self) -> None:
         """Refuse any field that was not read."""

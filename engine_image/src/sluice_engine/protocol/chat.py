@@ -12,6 +12,7 @@ from sluice_engine.protocol.reply import (
     ChunkWriter,
     FinishReason,
     Piece,
+    RankedToken,
     ReplyHead,
     TokenLogprob,
     Usage,
@@ -61,7 +62,8 @@ def parse_chat(raw: bytes) -> ChatCall:
             fields.unsupported(name)
     fields.refuse_unsupported(_UNSUPPORTED)
     fields.accept_inert(_INERT)
-    generation = parse_generation(fields, logprobs=_logprobs(fields))
+    logprobs, top_logprobs = _logprobs(fields)
+    generation = parse_generation(fields, logprobs=logprobs, top_logprobs=top_logprobs)
     fields.end()
     return ChatCall(model=model, messages=messages, generation=generation)
 
@@ -126,14 +128,12 @@ def _part(message: Fields, name: str, item: object) -> str:
     return text
 
 
-def _logprobs(fields: Fields) -> bool:
+def _logprobs(fields: Fields) -> tuple[bool, int]:
     wanted = fields.flag("logprobs")
     top = fields.integer("top_logprobs", 0, 20)
     if top is not None and not wanted:
         fields.refuse("top_logprobs", "is allowed only when logprobs is true")
-    if top:
-        fields.unsupported("top_logprobs", top)
-    return wanted
+    return wanted, top or 0
 
 
 class ChatReply:
@@ -191,4 +191,12 @@ def _chunk(
 
 
 def _token(token: TokenLogprob) -> dict[str, object]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.token), "top_logprobs": []}
+    return {
+        **_ranked(token.taken),
+        "top_logprobs": [_ranked(each) for each in token.top],
+    }
+
+
+def _ranked(token: RankedToken) -> dict[str, object]:
+    spelled = None if token.spelled is None else list(token.spelled)
+    return {"token": token.text, "logprob": token.logprob, "bytes": spelled}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice_engine.core.fit import MAX_CHOICES
-from sluice_engine.protocol.body import Fields, Inert, check_text, is_kind, kind_of, parse_object
+from sluice_engine.protocol.body import UNSUPPORTED, Fields, check_text, is_kind, kind_of, parse_object
 from sluice_engine.protocol.generation import Generation, parse_generation
 from sluice_engine.protocol.reply import (
     Choice,
@@ -21,7 +21,8 @@ from sluice_engine.protocol.reply import (
 # Each prompt is a request of its own for every choice; a longer list is a batch, which belongs in several calls.
 MAX_PROMPTS = 32
 
-_INERT = {"echo": Inert(bool, lambda value: value is False)}
+MAX_TOP_LOGPROBS = 5
+
 _UNSUPPORTED = frozenset({"suffix"})
 
 Prompt = str | tuple[int, ...]
@@ -35,6 +36,8 @@ class CompletionCall:
     prompts: tuple[Prompt, ...]
     prompt_params: tuple[str, ...]
     """Where each prompt stands in the body, for errors."""
+    echo: bool = False
+    """Whether each answer begins with its prompt."""
     generation: Generation
 
 
@@ -48,12 +51,12 @@ def parse_completion(raw: bytes) -> CompletionCall:
     model = fields.required_text("model")
     prompts, params = _prompts(fields)
     fields.refuse_unsupported(_UNSUPPORTED)
-    fields.accept_inert(_INERT)
-    # 0 and 1 ask for the log probability of the chosen token; more ask for those of others.
-    top = fields.integer("logprobs", 0, 5)
-    if top is not None and top > 1:
-        fields.unsupported("logprobs", top)
-    generation = parse_generation(fields, logprobs=top is not None)
+    # 0 asks for the log probability of the chosen token alone.
+    top = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+    generation = parse_generation(fields, logprobs=top is not None, top_logprobs=top or 0)
+    echo = fields.flag("echo")
+    if echo and top is not None:
+        fields.refuse("echo", "with logprobs is not supported: those of a prompt are not computed", UNSUPPORTED)
     if (choices := len(prompts) * generation.n) > MAX_CHOICES:
         many = (
             f"{len(prompts)} prompts with n {generation.n} make {choices} choices; one call may ask for {MAX_CHOICES}"
@@ -63,7 +66,7 @@ def parse_completion(raw: bytes) -> CompletionCall:
     if best_of is not None and best_of != generation.n:
         fields.unsupported("best_of", best_of)
     fields.end()
-    return CompletionCall(model=model, prompts=prompts, prompt_params=params, generation=generation)
+    return CompletionCall(model=model, prompts=prompts, prompt_params=params, echo=echo, generation=generation)
 
 
 def _prompts(fields: Fields) -> tuple[tuple[Prompt, ...], tuple[str, ...]]:
@@ -138,11 +141,19 @@ class CompletionReply:
         if not self._head.logprobs:
             return None
         return {
-            "tokens": [token.text for token in tokens],
-            "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": None,
+            "tokens": [token.taken.text for token in tokens],
+            "token_logprobs": [token.taken.logprob for token in tokens],
+            "top_logprobs": [_likeliest(token) for token in tokens] if any(token.top for token in tokens) else None,
             "text_offset": [token.text_offset for token in tokens],
         }
+
+
+def _likeliest(token: TokenLogprob) -> dict[str, float]:
+    """By their texts, which two tokens may share; the one that was taken is among them however unlikely it was."""
+    likeliest: dict[str, float] = {}
+    for each in (*token.top, token.taken):
+        likeliest.setdefault(each.text, each.logprob)
+    return likeliest
 
 
 def _choice(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from sluice_engine.core.request import SamplingParams
-from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
+from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, shown
 
 # OpenAI allows 4 stop strings, and n up to 128; each choice holds KV from its first token on, so fewer.
 MAX_STOP_STRINGS = 4
@@ -15,6 +16,15 @@ MAX_STOP_CHARACTERS = 1024
 # Logits are divided by it: far below this they leave float32, and no distribution is left to draw from.
 LEAST_REPETITION_PENALTY = 0.01
 MAX_PRIORITY = 1_000_000
+# OpenAI's bounds of a bias; each entry is one operation on a row of logits in every step.
+MAX_BIASED_TOKENS = 1024
+MAX_BIAS = 100
+MAX_STOP_TOKENS = 128
+MAX_TOKEN_ID_DIGITS = 9
+
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
+FLEX = "flex"
 # A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
 MAX_TOKENS_BOUND = 2**31 - 1
 
@@ -36,10 +46,16 @@ class Generation:
     seed: int | None = None
     n: int = 1
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     behind: bool = False
     """Whether its caller puts it behind its own other requests."""
     logprobs: bool = False
+    top_logprobs: int = 0
+    service_tier: ServiceTier | None = None
+    """The one that was asked for; None where none was."""
     stream: bool = False
     include_usage: bool = False
 
@@ -57,22 +73,30 @@ class Generation:
             seed=seed,
             choice=choice,
             logprobs=self.logprobs,
-            stop_token_ids=frozenset() if self.ignore_eos else eos_ids,
+            top_logprobs=self.top_logprobs,
+            stop_token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids),
+            min_tokens=self.min_tokens,
+            logit_bias=self.logit_bias,
         )
+
+    @property
+    def served_tier(self) -> str | None:
+        """The tier in which a call is served: `flex` steps back, and nothing here is sold as more than the usual."""
+        if self.service_tier is None:
+            return None
+        return FLEX if self.service_tier == FLEX else "default"
 
 
 # Hints and labels: they steer OpenAI's own service and change no output.
 SHARED_INERT = {
     "user": Inert(str),
-    "logit_bias": Inert(dict, lambda value: not value),
     "metadata": Inert(dict),
     "store": Inert(bool, lambda value: value is False),
-    "service_tier": Inert(str, lambda value: value in {"auto", "default"}),
 }
 
 
-def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
-    """The options that both endpoints take; `logprobs` is read by each in its own type.
+def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Generation:
+    """The options that both endpoints take; log probabilities are read by each in its own type.
 
     Raises:
         InvalidRequest: a type or a bound is broken, or a value is not supported.
@@ -94,10 +118,15 @@ def parse_generation(fields: Fields, *, logprobs: bool) -> Generation:
         seed=fields.integer("seed", -(2**63), 2**63 - 1),
         n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
+        stop_token_ids=fields.token_ids("stop_token_ids", MAX_STOP_TOKENS) or (),
         ignore_eos=fields.flag("ignore_eos"),
+        min_tokens=_min_tokens(fields, max_tokens, param),
+        logit_bias=_logit_bias(fields),
         # As with vLLM, lower is sooner and 0 the usual; a caller orders its own requests, and never leaves its class.
         behind=(fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0) > 0,
         logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        service_tier=_service_tier(fields),
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
     )
@@ -131,6 +160,41 @@ def _stop(fields: Fields) -> tuple[str, ...]:
             fields.refuse(name, f"must be 1 to {MAX_STOP_CHARACTERS} characters long, not {len(text)}")
         check_text(text, fields.path(name))
     return tuple(dict.fromkeys(str(text) for text in texts))
+
+
+def _min_tokens(fields: Fields, max_tokens: int | None, param: str) -> int:
+    least = fields.integer("min_tokens", 0, MAX_TOKENS_BOUND) or 0
+    if max_tokens is not None and least > max_tokens:
+        fields.refuse("min_tokens", f"is {least}, and {param} is {max_tokens}")
+    return least
+
+
+def _logit_bias(fields: Fields) -> tuple[tuple[int, float], ...]:
+    """As OpenAI writes it: token ids as names, what is added to their logits as values."""
+    section = fields.section("logit_bias")
+    if section is None:
+        return ()
+    names = section.names()
+    if len(names) > MAX_BIASED_TOKENS:
+        fields.refuse("logit_bias", f"must hold at most {MAX_BIASED_TOKENS} tokens, not {len(names)}")
+    bias: dict[int, float] = {}
+    for name in names:
+        if not (name.isascii() and name.isdecimal() and len(name) <= MAX_TOKEN_ID_DIGITS):
+            fields.refuse("logit_bias", f"its names must be token ids, and {shown(name)} is none")
+        value = section.number(name, -MAX_BIAS, MAX_BIAS)
+        if value is not None:
+            bias[int(name)] = value
+    return tuple(sorted(bias.items()))
+
+
+def _service_tier(fields: Fields) -> ServiceTier | None:
+    value = fields.text("service_tier")
+    for tier in TIERS:
+        if value == tier:
+            return tier
+    if value is not None:
+        fields.refuse("service_tier", f"must be one of {', '.join(TIERS)}, not {shown(value)}")
+    return None
 
 
 def _include_usage(fields: Fields, *, stream: bool) -> bool:

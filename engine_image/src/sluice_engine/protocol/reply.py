@@ -15,18 +15,24 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One sampled token and its log probability."""
+class RankedToken:
+    """A token and its log probability."""
 
-    token: bytes
+    text: str
+    """The token alone; half a character shows as U+FFFD, for which there is `spelled`. Of a special token, its name."""
+    spelled: bytes | None
+    """What it adds to a text; None of one that stands for no text."""
     logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One sampled token, and the likeliest beside it where they were asked for."""
+
+    taken: RankedToken
     text_offset: int
     """Characters of the answer before it."""
-
-    @property
-    def text(self) -> str:
-        """The token alone; half a character shows as U+FFFD, which is what `token`'s bytes are for."""
-        return self.token.decode("utf-8", "replace")
+    top: tuple[RankedToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class ReplyHead:
     """Changes with the engine's configuration, hence when equal seeds may give other answers."""
     logprobs: bool
     include_usage: bool
+    service_tier: str | None = None
+    """In which the call is served; None where it asked for none."""
 
     def fields(self, kind: str) -> dict[str, object]:
         """The fields before `choices`."""
@@ -87,6 +95,7 @@ class ReplyHead:
             "created": self.created_s,
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
+            **({} if self.service_tier is None else {"service_tier": self.service_tier}),
         }
 
 

@@ -22,6 +22,7 @@ _HELD = {
     "budget_exhausted": "the step's tokens were spent",
     "behind_others": "others stood before it",
     "in_flight": "steps in flight had to be settled first",
+    "shared_prompt": "its prompt was being computed for the first choice of its call",
 }
 _CHUNK = {
     "rest": "all that was left of it",

@@ -38,6 +38,9 @@ COUNTED_FROM_SHARE = 0.25
 _TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_template", "chat_template_kwargs")
 # Where the length of an answer is asked for; the last is llama.cpp's, and goes before the others there.
 _LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
+# What else may end an answer, beside the model's own end.
+_ENDS = ("stop", "stop_token_ids")
+FLEX = "flex"
 # Of those and of a message, what is written out in the prompt: word for word or nearly so.
 _WRITTEN_FIELDS = ("tools", "functions", "documents")
 _WRITTEN_OF_A_MESSAGE = ("tool_calls", "function_call", "reasoning_content")
@@ -68,6 +71,10 @@ class Asked:
     streamed: bool = False
     """Whether the answer is to come token by token."""
 
+    least_tokens: int = 1
+    """Output tokens that every answer has for certain, at most `max_tokens`."""
+    flexible: bool = False
+    """Whether its caller can wait: OpenAI's service tier `flex`."""
     num_choices: int = 1
     """As asked for: of more than a call may have, not all are in `prompts` and `choices_per_prompt`."""
 
@@ -155,6 +162,8 @@ def parsing(body: bytes, route: Route) -> Generator[None, None, Asked]:
         max_tokens=max_tokens,
         param="messages" if route == "chat" else "prompt",
         streamed=data.get("stream") is True,
+        least_tokens=_least_tokens(data),
+        flexible=data.get("service_tier") == FLEX,
         max_tokens_param=max_tokens_param,
         behind=_positive(data.get("priority")) is not None,
         user=user if isinstance(user := data.get("user"), str) else "",
@@ -235,6 +244,13 @@ def _limit(data: Mapping[str, object]) -> tuple[int | None, str]:
     tokens = {name: min(MOST_OUTPUT_TOKENS, _positive(value) or 1) for name, value in found.items()}
     name = max(tokens, key=lambda name: tokens[name])
     return tokens[name], name
+
+
+def _least_tokens(data: Mapping[str, object]) -> int:
+    """Output tokens before which nothing can end an answer: all of them where the model's own end does not."""
+    if data.get("ignore_eos") is True and not any(data.get(name) for name in _ENDS):
+        return MOST_OUTPUT_TOKENS
+    return min(MOST_OUTPUT_TOKENS, _positive(data.get("min_tokens")) or 1)
 
 
 def _positive(value: object) -> int | None:

@@ -52,6 +52,8 @@ class Pricing:
         self._left: deque[tuple[int, str]] = deque()
         """Those whose stream has ended, and when: the engine has yet to tell of them."""
         self._boot_id = ""
+        self._num_shared = 0
+        """Prompts that several choices had in common: each is a key of its own."""
         self._pool_tokens = 0
         """What the engine may share of earlier prompts; 0 where it shares nothing, or does not say."""
         self._block_tokens = 1
@@ -73,10 +75,10 @@ class Pricing:
             )
             max_tokens = max(1, room) if asked.max_tokens is None else asked.max_tokens
             cached_tokens = self.prefixes.credit(match, tokens, limits.block_tokens)
-            output_tokens = self.outputs.expected(tenant, max_tokens)
+            output_tokens = max(min(asked.least_tokens, max_tokens), self.outputs.expected(tenant, max_tokens))
             key = match.key if cached_tokens else b""
-            choice = ChoiceCost(tokens, max_tokens, output_tokens, cached_tokens, key)
-            choices.extend([choice] * asked.choices_per_prompt)
+            first = ChoiceCost(tokens, max_tokens, output_tokens, cached_tokens, key)
+            choices.extend([first, *[self._further(first)] * (asked.choices_per_prompt - 1)])
             matches.extend([match] * asked.choices_per_prompt)
         return Cost(
             tuple(choices[:MAX_CHOICES]),
@@ -145,6 +147,17 @@ class Pricing:
                     del self._admitted[ended.id]
         while self._left and now_us - self._left[0][0] > _TOLD_WITHIN_US:
             self._admitted.pop(self._left.popleft()[1], None)
+
+    def _further(self, first: ChoiceCost) -> ChoiceCost:
+        """Each further choice of a prompt: the engine lets it wait until it finds what the first computed."""
+        shared = (first.prompt_tokens - 1) // self._block_tokens * self._block_tokens if self._pool_tokens else 0
+        if shared <= first.cached_tokens:
+            return first
+        # The first holds those blocks as its own: the others count them once more together, which errs safely.
+        self._num_shared += 1
+        return ChoiceCost(
+            first.prompt_tokens, first.max_tokens, first.output_tokens, shared, b"choices %d" % self._num_shared
+        )
 
     def _prompt_tokens(self, prompt: PromptSize, match: Match) -> int:
         """The length to expect: as it was told for a known beginning, by its bytes for the rest."""
