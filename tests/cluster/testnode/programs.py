@@ -95,7 +95,7 @@ def missing_go() -> str | None:
 
 
 def _key(module: Module) -> str:
-    words = (module.tags, module.flags(module.version()) if module.flags else "", str(module.renamed))
+    words = (module.tags, module.flags(module.version()) if module.flags else "", str(module.renamed or None))
     return cache.digest(sorted(module.source.iterdir()), words=words)
 
 
