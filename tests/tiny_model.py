@@ -1,4 +1,4 @@
-"""Makes a tiny random Llama as a Hugging Face directory: weights, configuration, tokenizer, chat template.
+"""Makes a tiny random Llama, or a relative, as a Hugging Face directory: weights, configuration, tokenizer, template.
 
 Real in every respect but its size, so that servers and clusters can be tested without a download. It needs torch,
 safetensors and tokenizers alone. As a program: `python tiny_model.py DIRECTORY [SEED]`.
@@ -24,15 +24,25 @@ CHAT_TEMPLATE = (
 )
 
 
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
 def make_tiny_llama(
     path: Path,
     *,
+    family: str = "llama",
     seed: int = 0,
     hidden_size: int = 64,
     intermediate_size: int = 128,
     num_layers: int = 2,
     num_heads: int = 8,
     num_kv_heads: int = 4,
+    head_dim: int | None = None,
     max_length_tokens: int = 1024,
     tied_head: bool = True,
     num_shards: int = 1,
@@ -43,10 +53,10 @@ def make_tiny_llama(
     The vocabulary is the 256 bytes and four special tokens: every text can be said.
     """
     path.mkdir(parents=True, exist_ok=True)
-    head_dim = hidden_size // num_heads
+    head_dim = head_dim or hidden_size // num_heads
     fields: dict[str, object] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [FAMILIES[family]],
+        "model_type": family,
         "vocab_size": VOCAB_SIZE,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
@@ -58,17 +68,19 @@ def make_tiny_llama(
         "max_position_embeddings": max_length_tokens,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": tied_head,
         "bos_token_id": END_OF_TEXT,
         "eos_token_id": IM_END,
         "pad_token_id": PAD,
         "torch_dtype": "float32",
-    } | (config or {})
+    }
+    if family == "llama":
+        fields |= {"attention_bias": False, "mlp_bias": False}
+    fields |= config or {}
     (path / "config.json").write_text(json.dumps(fields, indent=2))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [IM_END, END_OF_TEXT]}))
     tensors = _tensors(seed, hidden_size, intermediate_size, num_layers, num_heads * head_dim, num_kv_heads * head_dim)
+    tensors |= _family_tensors(seed, fields, tensors)
     if tied_head:
         del tensors["lm_head.weight"]
     _save(path, tensors, num_shards)
@@ -102,6 +114,26 @@ def _tensors(seed: int, hidden: int, inner: int, num_layers: int, q_size: int, k
             f"{prefix}mlp.down_proj.weight": matrix(hidden, inner),
         }
     return tensors | {"model.norm.weight": norm(), "lm_head.weight": matrix(VOCAB_SIZE, hidden, 4.0)}
+
+
+def _family_tensors(seed: int, fields: dict[str, object], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Biases, and norms of queries and keys, where the family or the configuration has them."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    family, head_dim = fields["model_type"], fields["head_dim"]
+    assert isinstance(head_dim, int)
+    attention_bias, mlp_bias = fields.get("attention_bias"), fields.get("mlp_bias")
+    biased = {"q_proj", "k_proj", "v_proj"} if attention_bias or family == "qwen2" else set()
+    biased |= {"o_proj"} if attention_bias else set()
+    biased |= {"gate_proj", "up_proj", "down_proj"} if mlp_bias else set()
+    more = {}
+    for name, tensor in tensors.items():
+        stem = name.removesuffix(".weight")
+        if stem.rpartition(".")[2] in biased:
+            more[f"{stem}.bias"] = 0.3 * torch.randn(len(tensor), generator=generator)
+        if family == "qwen3" and stem.endswith(("q_proj", "k_proj")):
+            norm = 1 + 0.2 * torch.randn(head_dim, generator=generator)
+            more[f"{stem.removesuffix('proj')}norm.weight"] = norm
+    return more
 
 
 def _save(path: Path, tensors: dict[str, Tensor], num_shards: int) -> None:

@@ -72,11 +72,15 @@ class Batch:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    shares=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5), seed=st.integers(0, 99)
+    shares=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5),
+    window=st.sampled_from([None, 1, 5, 30]),
+    seed=st.integers(0, 99),
 )
-def test_attention_over_blocks_equals_plain_attention(shares: list[tuple[int, int]], seed: int) -> None:
+def test_attention_over_blocks_equals_plain_attention(
+    shares: list[tuple[int, int]], window: int | None, seed: int
+) -> None:
     batch = Batch(shares, seed)
-    inputs = StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(batch.plan)
+    inputs = StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU, window=window).build(batch.plan)
     ordered = batch.ordered()
     fresh = torch.cat([batch.keys_values[entry.slot][entry.start :] for entry in ordered])
     q = torch.randn(len(fresh), HEADS, HEAD_DIM, generator=batch.generator)
@@ -84,18 +88,18 @@ def test_attention_over_blocks_equals_plain_attention(shares: list[tuple[int, in
 
     own = fresh.view(-1, 2, KV_HEADS, HEAD_DIM)
     attended = [
-        attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, batch.cache, 0)
+        attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, batch.cache, 0, window)
         for bucket in inputs.singles
     ]
     for chunk in inputs.chunks:
         rows = slice(chunk.first, chunk.first + chunk.num_rows)
-        attended.append(attend_chunk(q[rows], own[rows], chunk, batch.cache, 0))
+        attended.append(attend_chunk(q[rows], own[rows], chunk, batch.cache, 0, window))
 
     expected, first = [], 0
     for entry in ordered:
         keys_values = batch.keys_values[entry.slot].view(-1, 2, KV_HEADS, HEAD_DIM)
         rows = slice(first, first := first + entry.num_tokens)
-        expected.append(plain(q[rows], keys_values[:, 0], keys_values[:, 1], entry.start))
+        expected.append(plain(q[rows], keys_values[:, 0], keys_values[:, 1], entry.start, window))
     torch.testing.assert_close(torch.cat(attended), torch.cat(expected), rtol=1e-4, atol=1e-5)
 
 

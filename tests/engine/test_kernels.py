@@ -64,6 +64,7 @@ def assert_close(found: Tensor, exact: Tensor, rtol: float = 1.3e-6, atol: float
     group=st.sampled_from([1, 2, 3, 4, 8]),
     head_dim=st.sampled_from([32, 48, 64, 128]),
     block_tokens=st.sampled_from([1, 8, 16, 24]),
+    window=st.sampled_from([None, 1, 9, 64, 300]),
     seed=st.integers(0, 99),
 )
 def test_attention_in_place_equals_plain_attention(
@@ -74,6 +75,7 @@ def test_attention_in_place_equals_plain_attention(
     group: int,
     head_dim: int,
     block_tokens: int,
+    window: int | None,
     seed: int,
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -97,22 +99,25 @@ def test_attention_in_place_equals_plain_attention(
         at = torch.arange(ends[index])
         layer[tables[index][at // block_tokens] * block_tokens + at % block_tokens] = keys_values
         keys, values = keys_values.view(-1, 2, kv_heads, head_dim).unbind(1)
-        expected.append(plain(queries[first : first + num_rows].float(), keys, values, start))
+        expected.append(plain(queries[first : first + num_rows].float(), keys, values, start, window))
         tiles += [(first + i, min(per_tile, num_rows - i), start + i + 1, index) for i in range(0, num_rows, per_tile)]
         first += num_rows
     out = torch.full(queries.shape, float("nan"), dtype=dtype)
-    kernels.attend(queries, Tiles(tables, torch.tensor(tiles), max(ends)), layer, block_tokens, kv_heads, out)
+    kernels.attend(queries, Tiles(tables, torch.tensor(tiles), max(ends)), layer, block_tokens, kv_heads, out, window)
     assert_close(out, torch.cat(expected), rtol=1e-4)
 
 
 @needs_kernels
-def test_a_long_context_alone_is_split_and_put_together_again(kernels: Kernels, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [None, 2000, 300])
+def test_a_long_context_alone_is_split_and_put_together_again(
+    kernels: Kernels, dtype: torch.dtype, window: int | None
+) -> None:
     q, layer = (torch.randn(1, 3, 64) * 4).to(dtype), torch.randn(3200, 2 * 64).to(dtype)
     table = torch.randperm(200)[None]
     out = torch.empty_like(q)
-    kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, 1, out)
+    kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, 1, out, window)
     keys, values = layer.view(200, 16, 2, 1, 64)[table[0]].view(3200, 2, 1, 64)[:3190].unbind(1)
-    assert_close(out, plain(q.float(), keys, values, 3189), rtol=1e-4)
+    assert_close(out, plain(q.float(), keys, values, 3189, window), rtol=1e-4)
 
 
 @needs_kernels
@@ -141,22 +146,33 @@ def test_what_is_no_number_stays_none(kernels: Kernels, dtype: torch.dtype) -> N
 @needs_kernels
 @settings(max_examples=40)
 @given(
-    rows=st.integers(1, 40), heads=st.integers(1, 5), kv_heads=st.integers(1, 3), head_dim=st.sampled_from([16, 64, 96])
+    rows=st.integers(1, 40),
+    heads=st.integers(1, 5),
+    kv_heads=st.integers(1, 3),
+    head_dim=st.sampled_from([16, 64, 96]),
+    normed=st.booleans(),
 )
 def test_turning_and_storing_equals_torch(
-    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, kv_heads: int, head_dim: int
+    kernels: Kernels, dtype: torch.dtype, rows: int, heads: int, kv_heads: int, head_dim: int, *, normed: bool
 ) -> None:
     qkv = torch.randn(rows, (heads + 2 * kv_heads) * head_dim).to(dtype)
     angles = torch.rand(100, 1, head_dim // 2) * 6
     turns = torch.polar(torch.ones_like(angles), angles)
     positions, kv_rows = torch.randint(0, 100, (rows,)), torch.randperm(200)[:rows]
     num_turned = heads + kv_heads
-    turned = torch.view_as_complex(qkv.float().view(rows, -1, head_dim // 2, 2).clone())
+    before = qkv.float().view(rows, -1, head_dim).clone()
+    weights = torch.randn(2, head_dim).to(dtype)
+    if normed:
+        each = weights.float().repeat_interleave(torch.tensor([heads, kv_heads]), dim=0)
+        before[:, :num_turned] = torch.rms_norm(before[:, :num_turned], (head_dim,), None, 0.1) * each
+        before = before.to(dtype).float()
+    turned = torch.view_as_complex(before.view(rows, -1, head_dim // 2, 2).clone())
     turned[:, :num_turned] *= turns[positions]
     expected = torch.view_as_real(turned).reshape(rows, -1)
     layer = torch.zeros(200, 2 * kv_heads * head_dim, dtype=dtype)
-    kernels.turn_and_store(qkv, turns, positions, layer, kv_rows, heads, kv_heads)
-    assert_close(qkv, expected)
+    kernels.turn_and_store(qkv, turns, positions, layer, kv_rows, heads, kv_heads, (weights, 0.1) if normed else None)
+    # Numbers in bfloat16 are rounded twice: normed, then turned.
+    assert_close(qkv, expected, atol=0.03 if normed and dtype is torch.bfloat16 else 1e-5)
     assert torch.equal(layer[kv_rows], qkv[:, heads * head_dim :])
     assert int(layer.any(-1).sum()) == rows
 

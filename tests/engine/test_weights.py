@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.gguf_file import make_gguf, round_like
 from engine.reference import Reference, greedy, load_runner, run
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.weights import load, open_tensors
+from sluice_engine.weights_gguf import GGUFTensors, can_read
 from tiny_model import make_tiny_llama
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
@@ -67,18 +70,68 @@ def _remove_shard(path: Path) -> None:
         pytest.param(
             _edit_config(model_type="mamba"), "ModelUnsupported", "config.json.*model_type 'mamba'", id="mamba"
         ),
-        pytest.param(_edit_config(attention_bias=True), "ModelUnsupported", "attention_bias True", id="attention bias"),
-        pytest.param(_edit_config(mlp_bias=True), "ModelUnsupported", "mlp_bias True", id="mlp bias"),
+        pytest.param(
+            _edit_config(attention_bias=True), "ModelCorrupt", "q_proj.bias is missing", id="a bias that is not there"
+        ),
+        pytest.param(
+            _edit_config(architectures=["LlamaForSequenceClassification"]),
+            "ModelUnsupported",
+            "architectures .*only LlamaForCausalLM",
+            id="another task",
+        ),
+        pytest.param(
+            _edit_config(logits_scaling=2.0),
+            "ModelUnsupported",
+            "field logits_scaling 2.0: it may change",
+            id="unknown",
+        ),
+        pytest.param(
+            _edit_config(auto_map={"AutoModel": "own.Model"}),
+            "ModelUnsupported",
+            "field auto_map",
+            id="code of its own",
+        ),
+        pytest.param(_edit_config(model_type="DELETE"), "ModelCorrupt", "model_type is missing", id="no family"),
+        pytest.param(
+            _edit_config(model_type="mistral", architectures=None, layer_types=["full_attention"] * 2),
+            "ModelUnsupported",
+            "layer_types",
+            id="layers that their class ignores",
+        ),
+        pytest.param(
+            _edit_config(model_type="qwen2", architectures=None, layer_types=["full_attention", "chunked_attention"]),
+            "ModelUnsupported",
+            "layer_types 'chunked_attention'",
+            id="another kind of layer",
+        ),
+        pytest.param(
+            _edit_config(model_type="mistral", architectures=None, attention_bias=True),
+            "ModelUnsupported",
+            "attention_bias True",
+            id="a bias that its class ignores",
+        ),
+        pytest.param(
+            _edit_config(partial_rotary_factor=0.5),
+            "ModelUnsupported",
+            "partial_rotary_factor 0.5",
+            id="a part is turned",
+        ),
+        pytest.param(
+            _edit_config(rope_scaling={"type": "linear", "factor": 2.0, "mrope_section": [1, 2]}),
+            "ModelUnsupported",
+            r"rope parameters: unsupported field mrope_section \[1, 2\]",
+            id="an unknown way of turning",
+        ),
         pytest.param(_edit_config(hidden_act="gelu"), "ModelUnsupported", "hidden_act 'gelu'", id="gelu"),
         pytest.param(_edit_config(sliding_window=64), "ModelUnsupported", "sliding_window 64", id="sliding window"),
         pytest.param(
             _edit_config(quantization_config={"bits": 4}), "ModelUnsupported", "quantization_config", id="quantised"
         ),
         pytest.param(
-            _edit_config(rope_scaling={"type": "yarn", "factor": 4}),
+            _edit_config(rope_scaling={"type": "dynamic", "factor": 4}),
             "ModelUnsupported",
-            "rope scaling 'yarn'",
-            id="yarn",
+            "rope scaling 'dynamic'; supported are default, linear, llama3, yarn",
+            id="dynamic",
         ),
         pytest.param(_edit_config(hidden_size="DELETE"), "ModelCorrupt", "hidden_size is missing", id="no hidden size"),
         pytest.param(_edit_config(vocab_size=-3), "ModelCorrupt", "vocab_size must be a positive", id="negative size"),
@@ -132,82 +185,11 @@ def test_a_bad_directory_is_one_line(tmp_path: Path, damage: Callable[[Path], No
     assert "\n" not in str(caught.value)
 
 
-def _permuted(rows: torch.Tensor, num_heads: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Rows of q or k as llama.cpp's converter writes them."""
-    size_out, size_in = rows.shape
-    return (
-        rows.numpy()
-        .reshape(num_heads, 2, size_out // num_heads // 2, size_in)
-        .swapaxes(1, 2)
-        .reshape(size_out, size_in)
-    )
-
-
-def make_gguf(directory: Path, path: Path, **overrides: object) -> Path:
-    """A tiny model's directory as a GGUF file: matrices in Q8_0 where they divide, the rest in float32."""
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.norm": "output_norm",
-        "lm_head": "output",
-        "input_layernorm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "post_attention_layernorm": "ffn_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }
-    writer = gguf.GGUFWriter(path, str(overrides.get("architecture", "llama")))
-    writer.add_block_count(2)
-    writer.add_context_length(1024)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(128)
-    writer.add_head_count(8)
-    writer.add_head_count_kv(4)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_vocab_size(260)
-    if "scaling" in overrides:
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        stem = name.removesuffix(".weight")
-        if stem.startswith("model.layers."):
-            _, _, layer, rest = stem.split(".", 3)
-            own = f"blk.{layer}.{names[rest]}.weight"
-        else:
-            own = f"{names[stem]}.weight"
-        values = tensor.numpy()
-        if "q_proj" in name or "k_proj" in name:
-            values = _permuted(tensor, 8 if "q_proj" in name else 4)
-        if values.ndim == 2:
-            kind = gguf.GGMLQuantizationType.Q8_0
-            writer.add_tensor(own, gguf.quants.quantize(values, kind), raw_dtype=kind)
-        else:
-            writer.add_tensor(own, values)
-    if "extra" in overrides:
-        writer.add_tensor(str(overrides["extra"]), np.ones(4, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("tied_head", [True, False])
 def test_a_gguf_file_says_what_transformers_says_of_the_same_weights(tmp_path: Path, tied_head: bool) -> None:  # noqa: FBT001
     directory = make_tiny_llama(tmp_path / "model", tied_head=tied_head)
     path = make_gguf(directory, tmp_path / "model.gguf")
-    # The reference gets the quantised values, in its own order of rows.
-    tensors = {}
-    for name, tensor in load_file(directory / "model.safetensors").items():
-        kind = gguf.GGMLQuantizationType.Q8_0
-        rounded = (
-            gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind) if tensor.ndim == 2 else tensor
-        )
-        tensors[name] = torch.as_tensor(rounded).clone()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    round_like(directory)
     reference = Reference.from_directory(directory)
 
     runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20)
@@ -221,19 +203,87 @@ def test_a_gguf_file_says_what_transformers_says_of_the_same_weights(tmp_path: P
     ("overrides", "code", "says"),
     [
         pytest.param(
-            {"architecture": "qwen2"}, "ModelUnsupported", "general.architecture 'qwen2'", id="another family"
+            {"architecture": "gemma2"}, "ModelUnsupported", "general.architecture 'gemma2'", id="another family"
         ),
-        pytest.param({"scaling": True}, "ModelUnsupported", "llama.rope.scaling.type 'yarn'", id="yarn"),
-        pytest.param({"extra": "rope_freqs.weight"}, "ModelUnsupported", "tensor rope_freqs.weight", id="frequencies"),
-        pytest.param({"extra": "blk.0.attn_q.bias"}, "ModelUnsupported", "tensor blk.0.attn_q.bias", id="a bias"),
+        pytest.param(
+            {"fields": {"rope.scaling.type": "longrope"}},
+            "ModelUnsupported",
+            "rope.scaling.type 'longrope'",
+            id="longrope",
+        ),
+        pytest.param(
+            {"fields": {"logit_scale": 0.5}}, "ModelUnsupported", "field llama.logit_scale 0.5", id="a field of others"
+        ),
+        pytest.param({"fields": {"expert_count": 8}}, "ModelUnsupported", "llama.expert_count 8", id="experts"),
+        pytest.param(
+            {"fields": {"rope.dimension_count": 4}}, "ModelUnsupported", "rope.dimension_count 4", id="a part is turned"
+        ),
+        pytest.param(
+            {"extra": {"rope_freqs.weight": np.ones(3, dtype=np.float32)}},
+            "ModelCorrupt",
+            "rope_freqs.weight must hold 4",
+            id="frequencies of another head",
+        ),
+        pytest.param(
+            {"extra": {"blk.0.attn_q.bias": np.ones(64, dtype=np.float32)}},
+            "ModelCorrupt",
+            "model.layers.0.self_attn.k_proj.bias is missing",
+            id="a bias alone",
+        ),
+        pytest.param(
+            {"extra": {"blk.0.attn_sinks.weight": np.ones(4, dtype=np.float32)}},
+            "ModelUnsupported",
+            "unsupported tensor blk.0.attn_sinks.weight",
+            id="a tensor that nobody computes",
+        ),
     ],
 )
-def test_a_gguf_of_another_kind_is_one_line(tmp_path: Path, overrides: dict[str, object], code: str, says: str) -> None:
+def test_a_gguf_of_another_kind_is_one_line(tmp_path: Path, overrides: dict[str, Any], code: str, says: str) -> None:
     path = make_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "model.gguf", **overrides)
     with pytest.raises(ModelUnavailable, match=says) as caught:
         _load(path)
     assert caught.value.code == code
     assert str(path) in str(caught.value)
+
+
+READABLE = [kind for kind in gguf.GGMLQuantizationType if can_read(kind)]
+
+
+def test_every_type_that_the_library_dequantises_is_read() -> None:
+    """The two plain ones, and all that it has a class for."""
+    assert {kind.name for kind in READABLE} == {"F32", "F16"} | {kind.name for kind in gguf.quants._type_traits}
+    assert len(READABLE) >= 26
+
+
+@pytest.mark.parametrize("kind", READABLE, ids=lambda kind: kind.name)
+def test_a_tensor_of_every_type_is_read_row_by_row(tmp_path: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Any bytes stand for something: what is read equals what the library says of each row alone."""
+    size, num_bytes = (int(number) for number in gguf.GGML_QUANT_SIZES[kind])
+    width, rows = max(512, 2 * size), 16
+    raw = np.random.default_rng(3).integers(0, 256, (rows, width // size * num_bytes), dtype=np.uint8)
+    path = make_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "model.gguf", raw={"any": (raw, kind)})
+
+    tensors = GGUFTensors(path)
+    assert tensors.shape("any") == (rows, width)
+    with np.errstate(all="ignore"):  # any bytes: scales that are no numbers among them
+        expected = np.concatenate([np.array(gguf.quants.dequantize(row[None], kind)) for row in raw])
+        np.testing.assert_array_equal(tensors.read("any").numpy(), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "Q8_K", "I8", "F64"])
+def test_a_type_without_values_is_refused_by_its_name(tmp_path: Path, kind: str) -> None:
+    path = make_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "model.gguf")
+    content = path.read_bytes()
+    name = b"blk.0.ffn_up.weight"
+    at = content.index(name) + len(name) + 4 + 2 * 8
+    number = int(gguf.GGMLQuantizationType[kind]).to_bytes(4, "little")
+    path.write_bytes(content[:at] + number + content[at + 4 :])
+
+    with pytest.raises(
+        ModelUnavailable, match=rf"tensor blk.0.ffn_up.weight has type {kind}; supported are F32"
+    ) as caught:
+        _load(path)
+    assert caught.value.code == "ModelUnsupported"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])

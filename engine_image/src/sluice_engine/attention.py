@@ -67,22 +67,25 @@ class KVCache:
         return out.view(-1, 2, self.num_kv_heads, self.head_dim)
 
 
-def attend_singles(q: Tensor, bucket: SingleBucket, cache: KVCache, layer: int) -> Tensor:
-    """One query a request: q [R, H, D] → [R, H, D].
+def attend_singles(q: Tensor, bucket: SingleBucket, cache: KVCache, layer: int, window: int | None = None) -> Tensor:
+    """One query a request: q [R, H, D] → [R, H, D]; with a `window`, to its last so many tokens.
 
     The heads that share a KV head are given to the kernel as its queries, so that no key is copied for them.
     """
     num_rows, num_heads, head_dim = q.shape
     gathered = cache.gather(layer, bucket.blocks).view(num_rows, -1, 2, cache.num_kv_heads, head_dim)
-    if bucket.mask is None:
+    mask = bucket.mask if window is None else bucket.window_mask
+    if mask is None:
         gathered = gathered[:, : bucket.num_tokens]
     keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, 1].transpose(1, 2)
     grouped = q.view(num_rows, cache.num_kv_heads, -1, head_dim)
-    attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=bucket.mask)
+    attended = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask)
     return attended.reshape(num_rows, num_heads, head_dim)
 
 
-def attend_chunk(q: Tensor, keys_values: Tensor, chunk: Chunk, cache: KVCache, layer: int) -> Tensor:
+def attend_chunk(
+    q: Tensor, keys_values: Tensor, chunk: Chunk, cache: KVCache, layer: int, window: int | None = None
+) -> Tensor:
     """Consecutive queries of one request: q [T, H, D], its own keys and values [T, 2, G, D] → [T, H, D].
 
     A chunk at the start attends to itself alone and reads nothing back. Heads that share a KV head become a batch
@@ -95,12 +98,15 @@ def attend_chunk(q: Tensor, keys_values: Tensor, chunk: Chunk, cache: KVCache, l
     keys = keys_values[:, 0].transpose(0, 1).expand(group, -1, -1, -1)
     values = keys_values[:, 1].transpose(0, 1).expand(group, -1, -1, -1)
     queries = q.view(num_rows, cache.num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
-    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    mask = chunk.mask if window is None else chunk.window_mask
+    attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None)
     return attended.permute(2, 1, 0, 3).reshape(num_rows, num_heads, head_dim)
 
 
-def plain(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+def plain(q: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None = None) -> Tensor:
     """Causal attention of queries at positions start, start + 1, … to all keys up to their own, in float32.
+
+    With a `window`, to the last so many of them.
 
     Shapes: q [T, H, D], keys and values [start + T, G, D] → [T, H, D].
     """
@@ -109,5 +115,7 @@ def plain(q: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("thd,shd->hts", q.float(), keys) / head_dim**0.5
     future = torch.ones(num_rows, keys.shape[0], dtype=torch.bool, device=q.device).triu(start + 1)
+    if window is not None:
+        future |= ~torch.ones_like(future).triu(start + 1 - window)
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     return torch.einsum("hts,shd->thd", weights, values).to(q.dtype)

@@ -36,6 +36,8 @@ class SingleBucket:
     """Tokens attended to: of the longest row."""
     mask: Tensor | None
     """[num_rows, 1, 1, M × block_tokens]: 0 or −inf in the model's type; None when no row is padded."""
+    window_mask: Tensor | None
+    """The same for layers with a sliding window; None as well when no row is longer than it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Chunk:
     """Block ids of [0, start + num_rows); empty when nothing precedes the chunk."""
     mask: Tensor | None
     """[num_rows, start + num_rows]: 0 or −inf; None for a chunk that starts at 0, which is plainly causal."""
+    window_mask: Tensor | None
+    """The same for layers with a sliding window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,12 @@ class StepBuilder:
         device: torch.device,
         *,
         tile_rows: int | None = None,
+        window: int | None = None,
     ) -> None:
-        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels."""
+        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels. `window`: that of some layers."""
         self._block_tokens = block_tokens
         self._tile_rows = tile_rows
+        self._window = window
         self._dtype = dtype
         self._device = device
         self._slots = SlotRows(block_tokens, max_length_tokens)
@@ -227,21 +233,26 @@ class StepBuilder:
         width = int(lengths[0])
         columns = np.minimum(np.arange(width), lengths[:, None] - 1)  # padding repeats a row's last block
         tables = self._slots.tables[slots[:, None], columns]
-        mask = None
-        if ends[0] != ends[-1]:
-            beyond = np.arange(width * self._block_tokens) >= ends[:, None]
-            mask = self._mask(torch.from_numpy(beyond))[:, None, None, :]
-        return SingleBucket(first, len(slots), self._tensor(tables.reshape(-1)), int(ends[0]), mask)
+        at = np.arange(width * self._block_tokens)
+        beyond = at >= ends[:, None]
+        mask = None if ends[0] == ends[-1] else self._mask(torch.from_numpy(beyond))[:, None, None, :]
+        window_mask = mask
+        if self._window is not None and ends[0] > self._window:
+            behind = at < ends[:, None] - self._window
+            window_mask = self._mask(torch.from_numpy(beyond | behind))[:, None, None, :]
+        return SingleBucket(first, len(slots), self._tensor(tables.reshape(-1)), int(ends[0]), mask, window_mask)
 
     def _chunks(self, chunks: list[ScheduledRequest], first: int) -> Iterator[Chunk]:
         for chunk in chunks:
             start, num_rows, end = chunk.start, chunk.num_tokens, _end(chunk)
-            if start == 0:
-                yield Chunk(first, num_rows, 0, self._tensor(NO_POSITIONS), None)
-            else:
-                future = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1)
-                blocks = self._slots.tables[chunk.slot, : blocks_for(end, self._block_tokens)].copy()
-                yield Chunk(first, num_rows, start, self._tensor(blocks), self._mask(future))
+            future = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1)
+            mask = self._mask(future) if start else None
+            window_mask = mask
+            if self._window is not None and end > self._window:
+                near = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1 - self._window)
+                window_mask = self._mask(future | ~near)
+            blocks = self._slots.tables[chunk.slot, : blocks_for(end, self._block_tokens)].copy()
+            yield Chunk(first, num_rows, start, self._tensor(blocks if start else NO_POSITIONS), mask, window_mask)
             first += num_rows
 
     def _mask(self, hidden: Tensor) -> Tensor:

@@ -26,13 +26,14 @@ _MAX_BLOCK_ROWS = {torch.float32: 12, torch.bfloat16: 6}
 
 
 class Linear:
-    """x ↦ x Wᵀ for weights [out, in]."""
+    """x ↦ x Wᵀ + b for weights [out, in]."""
 
     def __init__(
         self,
         weight: Tensor,
         *,
         keep_rows: bool,
+        bias: Tensor | None = None,
         blocks: Blocks | None = None,
         folded: Tensor | None = None,
         kernels: Kernels | None = None,
@@ -42,6 +43,7 @@ class Linear:
         `blocks`: the same weights for few tokens, with what is `folded` into the columns of `weight` left out.
         """
         self._kernels = kernels
+        self._bias = bias
         self._max_block_rows = _MAX_BLOCK_ROWS.get(weight.dtype, 0)
         self._blocks = blocks if kernels is not None else None
         self._folded = folded
@@ -57,22 +59,25 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] → [T, out], contiguous."""
         if self._kernels is not None and self._blocks is not None and len(x) <= self._max_block_rows:
-            return self._kernels.multiply(x, self._blocks)
+            return self._with_bias(self._kernels.multiply(x, self._blocks))
         if self._packed is None or (len(x) == 1 and self._rows is not None):
             assert self._rows is not None
-            return linear(x, self._rows)
-        product: Tensor = _ops._linear_pointwise(x, self._packed, None, "none", [], "")  # noqa: SLF001  # see above
+            return linear(x, self._rows, self._bias)
+        product: Tensor = _ops._linear_pointwise(x, self._packed, self._bias, "none", [], "")  # noqa: SLF001  # see above
         return product
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """[T, out]: the residual plus the product."""
         if self._kernels is not None and self._blocks is not None and len(x) <= self._max_block_rows:
-            return self._kernels.multiply(x, self._blocks, residual)
+            return self._with_bias(self._kernels.multiply(x, self._blocks, residual))
         if self._packed is None or (len(x) == 1 and self._rows is not None):
             assert self._rows is not None
-            return linear(x, self._rows).add_(residual)
-        total: Tensor = _ops._linear_pointwise.binary(x, residual, self._packed, None, "add")  # noqa: SLF001  # see above
+            return linear(x, self._rows, self._bias).add_(residual)
+        total: Tensor = _ops._linear_pointwise.binary(x, residual, self._packed, self._bias, "add")  # noqa: SLF001  # see above
         return total
+
+    def _with_bias(self, product: Tensor) -> Tensor:
+        return product if self._bias is None else product.add_(self._bias)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:

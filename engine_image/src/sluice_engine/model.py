@@ -1,4 +1,4 @@
-"""The forward pass of a Llama over a mixed step: linear layers once over all rows, attention by kind of row.
+"""The forward pass over a mixed step: linear layers once over all rows, attention by kind of row.
 
 Everything a step needs comes as `StepInputs` and `KVCache`; the model holds weights and the rotary table, never a
 request's state. Start with `forward`. Letters: T rows, S sampling rows, H query heads, G KV heads, D head dimension.
@@ -23,14 +23,21 @@ _KEEP_ROWS_UP_TO_BYTES = 1 << 30
 class Layer:
     """One decoder layer's products."""
 
-    def __init__(self, weights: LayerWeights, *, keep_rows: bool, kernels: Kernels | None) -> None:
-        def linear(weight: Tensor, blocks: Blocks | None, folded: Tensor | None = None) -> Linear:
-            return Linear(weight, keep_rows=keep_rows, blocks=blocks, folded=folded, kernels=kernels)
+    def __init__(
+        self, weights: LayerWeights, *, keep_rows: bool, kernels: Kernels | None, window: int | None = None
+    ) -> None:
+        """`window`: tokens that a token attends to, its own included; None for all."""
 
-        self.qkv = linear(weights.qkv, weights.blocks.qkv, weights.qkv_norm)
-        self.attention_out = linear(weights.attention_out, weights.blocks.attention_out)
-        self.gate_up = linear(weights.gate_up, weights.blocks.gate_up, weights.gate_up_norm)
-        self.down = linear(weights.down, weights.blocks.down)
+        def linear(weight: Tensor, blocks: Blocks | None, bias: Tensor | None, folded: Tensor | None = None) -> Linear:
+            return Linear(weight, keep_rows=keep_rows, bias=bias, blocks=blocks, folded=folded, kernels=kernels)
+
+        blocks = weights.blocks
+        self.qkv = linear(weights.qkv, blocks.qkv, weights.qkv_bias, weights.qkv_norm)
+        self.attention_out = linear(weights.attention_out, blocks.attention_out, weights.attention_out_bias)
+        self.gate_up = linear(weights.gate_up, blocks.gate_up, weights.gate_up_bias, weights.gate_up_norm)
+        self.down = linear(weights.down, blocks.down, weights.down_bias)
+        self.qk_norm = weights.qk_norm
+        self.window = window
 
 
 class Model:
@@ -43,7 +50,10 @@ class Model:
         self.architecture = shape
         self._embedding = weights.embedding
         keep_rows = weights.layer_bytes <= _KEEP_ROWS_UP_TO_BYTES
-        self._layers = [Layer(layer, keep_rows=keep_rows, kernels=kernels) for layer in weights.layers]
+        self._layers = [
+            Layer(layer, keep_rows=keep_rows, kernels=kernels, window=window)
+            for layer, window in zip(weights.layers, shape.windows(max_length_tokens), strict=True)
+        ]
         self._final_norm = weights.final_norm
         # The rows of a tied head are there anyway: they are the embedding.
         self._head = Linear(
@@ -56,14 +66,15 @@ class Model:
         self._epsilon_row = torch.full((1, 1), shape.norm_epsilon)
         self._q_size = shape.num_heads * shape.head_dim
         self._kv_start = self._q_size
+        self._heads_normed = torch.tensor([shape.num_heads, shape.num_kv_heads], device=weights.embedding.device)
         # Angles in double precision: position × frequency in single loses a thousandth of a turn at 8,000 tokens.
         angles = torch.outer(
             torch.arange(max_length_tokens, dtype=torch.float64),
             torch.tensor(shape.inverse_frequencies(), dtype=torch.float64),
         )
-        turns = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+        turns = torch.polar(torch.full_like(angles, shape.rope_magnitude), angles).to(torch.complex64)
         self._turns = turns[:, None].to(weights.embedding.device)
-        """[max_length, 1, D/2] unit complex numbers"""
+        """[max_length, 1, D/2] complex numbers of one magnitude"""
 
     @property
     def has_kernels(self) -> bool:
@@ -77,7 +88,7 @@ class Model:
         *layers, last = self._layers
         for index, layer in enumerate(layers):
             qkv = self._qkv(layer, x, turns, inputs, cache, index)
-            x = self._after_attention(layer, x, self._attend(qkv, inputs, cache, index))
+            x = self._after_attention(layer, x, self._attend(layer, qkv, inputs, cache, index))
         index = len(layers)
         qkv = self._qkv(last, x, turns, inputs, cache, index)
         if not inputs.sample_rows.numel():
@@ -87,11 +98,17 @@ class Model:
         if self._kernels is not None and inputs.sample_tiles is not None:
             attended = torch.empty_like(q)
             self._kernels.attend(
-                q, inputs.sample_tiles, cache.layer(index), cache.block_tokens, cache.num_kv_heads, attended
+                q,
+                inputs.sample_tiles,
+                cache.layer(index),
+                cache.block_tokens,
+                cache.num_kv_heads,
+                attended,
+                last.window,
             )
         else:
             attended = torch.cat([
-                attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index)
+                attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index, last.window)
                 for bucket in inputs.sample_buckets
             ])  # fmt: skip
         x = self._after_attention(last, x, attended.view(len(x), -1))
@@ -103,11 +120,16 @@ class Model:
         shape = self.architecture
         if self._kernels is not None:
             self._kernels.turn_and_store(
-                qkv, turns, inputs.positions, cache.layer(index), inputs.kv_rows, shape.num_heads, shape.num_kv_heads
-            )
+                qkv, turns, inputs.positions, cache.layer(index), inputs.kv_rows, shape.num_heads, shape.num_kv_heads,
+                None if layer.qk_norm is None else (layer.qk_norm, self._epsilon),
+            )  # fmt: skip
             return qkv
         num_turned = shape.num_heads + shape.num_kv_heads
         turned = qkv[:, : num_turned * shape.head_dim]
+        if layer.qk_norm is not None:
+            heads = turned.view(len(x), num_turned, shape.head_dim)
+            weight = layer.qk_norm.repeat_interleave(self._heads_normed, dim=0)
+            heads.copy_(self._norm(heads, weight))
         pairs = turned.view(len(x), num_turned, -1, 2)
         if qkv.dtype is torch.float32:
             torch.view_as_complex(pairs).mul_(turns)
@@ -119,23 +141,29 @@ class Model:
     def _queries(self, qkv: Tensor) -> Tensor:
         return qkv[:, : self._q_size].view(len(qkv), -1, self.architecture.head_dim)
 
-    def _attend(self, qkv: Tensor, inputs: StepInputs, cache: KVCache, layer: int) -> Tensor:
+    def _attend(self, layer: Layer, qkv: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """What each row's heads attended to: [T, H D]."""
         q = self._queries(qkv)
         if self._kernels is not None and inputs.tiles is not None:
             out = qkv.new_empty(len(qkv), self._q_size)
             self._kernels.attend(
-                q, inputs.tiles, cache.layer(layer), cache.block_tokens, cache.num_kv_heads, out.view(q.shape)
+                q,
+                inputs.tiles,
+                cache.layer(index),
+                cache.block_tokens,
+                cache.num_kv_heads,
+                out.view(q.shape),
+                layer.window,
             )
             return out
         keys_values = qkv[:, self._kv_start :].view(len(qkv), 2, cache.num_kv_heads, cache.head_dim)
         parts = []
         for bucket in inputs.singles:
             rows = slice(bucket.first, bucket.first + bucket.num_rows)
-            parts.append(attend_singles(q[rows], bucket, cache, layer))
+            parts.append(attend_singles(q[rows], bucket, cache, index, layer.window))
         for chunk in inputs.chunks:
             rows = slice(chunk.first, chunk.first + chunk.num_rows)
-            parts.append(attend_chunk(q[rows], keys_values[rows], chunk, cache, layer))
+            parts.append(attend_chunk(q[rows], keys_values[rows], chunk, cache, index, layer.window))
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.view(len(qkv), self._q_size)
 

@@ -50,9 +50,12 @@ class TorchRunner:
         self._device = device
         shape = model.architecture
         tile_rows = rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None
-        self._builder = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
+        window = next((window for window in shape.windows(max_length_tokens) if window is not None), None)
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
-        self._measured = StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows)
+        self._builder, self._measured = (
+            StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows, window=window)
+            for _ in range(2)
+        )
         self._sampler = Sampler()
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = num_host_blocks

@@ -9,21 +9,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from sluice_engine.chat_template import ChatTemplate
 from sluice_engine.config import ModelSource
 from sluice_engine.detokenizer import IncrementalDecoder
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import Value, read_metadata
+from sluice_engine.gguf_header import read_metadata
+from sluice_engine.gguf_tokenizer import read_gguf_tokenizer
 from sluice_engine.sources import resolve
 from sluice_engine.token_bytes import token_bytes
-
-# GGUF's `tokenizer.ggml.token_type`.
-_CONTROL, _USER_DEFINED = 3, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +81,14 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return _from_directory(path) if path.is_dir() else _from_gguf(path)
 
 
+def _from_gguf(path: Path) -> Tokenizer:
+    metadata = read_metadata(path)
+    parts = read_gguf_tokenizer(path, metadata)
+    source = metadata.get("tokenizer.chat_template")
+    template = ChatTemplate(source, parts.special) if isinstance(source, str) else None
+    return Tokenizer(parts.backend, parts.eos_ids, template, token_bytes(parts.backend))
+
+
 def _from_directory(path: Path) -> Tokenizer:
     if not (path / "tokenizer.json").is_file():
         raise ModelUnavailable(f"{path} has no tokenizer.json", "ModelMissing")
@@ -121,69 +126,6 @@ def _template(path: Path, options: Mapping[str, object], special: Mapping[str, s
             "default"
         )
     return ChatTemplate(source, special) if isinstance(source, str) else None
-
-
-def _from_gguf(path: Path) -> Tokenizer:
-    metadata = read_metadata(path)
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    if (kind, pre) != ("gpt2", "smollm"):
-        raise ModelUnavailable(
-            f"{path}: its tokenizer is {kind!r} with pre-tokenizer {pre!r}; supported in GGUF is 'gpt2' with 'smollm' "
-            "(a Hugging Face directory with tokenizer.json may hold any)",
-            "ModelUnsupported",
-        )
-    try:
-        tokens = [str(token) for token in cast("list[str]", metadata["tokenizer.ggml.tokens"])]
-        merges = [tuple(str(merge).split(" ", 1)) for merge in cast("list[str]", metadata["tokenizer.ggml.merges"])]
-        types = cast("list[int]", metadata["tokenizer.ggml.token_type"])
-        backend = _smollm(tokens, cast("list[tuple[str, str]]", merges), types)
-    except KeyError as error:
-        raise ModelUnavailable(f"{path} lacks the key {error.args[0]}") from error
-    except Exception as error:  # the library raises bare Exception for a merge of unknown tokens
-        raise ModelUnavailable(f"{path}: its tokenizer is damaged: {_line(error)}") from error
-    special = {
-        f"{short}_token": tokens[token_id]
-        for short, name in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-        if (token_id := _id_within(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens))) is not None
-    }
-    if metadata.get("tokenizer.ggml.add_bos_token") and "bos_token" in special:
-        bos = special["bos_token"]
-        backend.post_processor = processors.Sequence(
-            [
-                processors.ByteLevel(trim_offsets=False),
-                processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]),
-            ]
-        )
-    # The end of a turn and the end of a text differ in some models; both end an answer.
-    eos_ids = {
-        token_id
-        for name in ("eos", "eot", "eom")
-        if (token_id := _id_within(metadata, f"tokenizer.ggml.{name}_token_id", len(tokens))) is not None
-    }
-    source = metadata.get("tokenizer.chat_template")
-    template = ChatTemplate(source, special) if isinstance(source, str) else None
-    return Tokenizer(backend, frozenset(eos_ids), template, token_bytes(backend))
-
-
-def _smollm(tokens: list[str], merges: list[tuple[str, str]], types: list[int]) -> tokenizers.Tokenizer:
-    """Byte-level BPE over single digits, as SmolLM's tokenizer.json defines it."""
-    backend = tokenizers.Tokenizer(models.BPE({token: index for index, token in enumerate(tokens)}, merges))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    backend.decoder = decoders.ByteLevel()
-    added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
-        for token, kind in zip(tokens, types, strict=True)
-        if kind in {_CONTROL, _USER_DEFINED}
-    ]
-    backend.add_tokens(added)
-    return backend
-
-
-def _id_within(metadata: Mapping[str, Value], key: str, size: int) -> int | None:
-    value = metadata.get(key)
-    return value if isinstance(value, int) and 0 <= value < size else None
 
 
 def _ids(value: object) -> frozenset[int] | None:

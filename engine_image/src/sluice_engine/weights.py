@@ -1,6 +1,6 @@
 """A model's weights, checked and laid out for the runner.
 
-Owns the names and shapes of a Llama's tensors, and the order in which they are read. The file formats are next door:
+Owns the order in which tensors are read. What there has to be is `tensor_shapes`; the file formats are next door:
 `weights_gguf` and `weights_safetensors` answer to the same names. Start with `open_tensors`, then `load`.
 
 Three liberties, none of which changes a result beyond rounding. q, k and v (and gate and up) are one matrix each: one
@@ -24,11 +24,9 @@ from sluice_engine.architecture import Architecture
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import ROWS_STEP, Blocks
-from sluice_engine.weights_gguf import GGUFTensors
+from sluice_engine.tensor_shapes import check_shapes, expected_shapes
+from sluice_engine.weights_gguf import GGUFTensors, in_rotary_pairs
 from sluice_engine.weights_safetensors import SafetensorsTensors
-
-# Older checkpoints store what follows from the configuration.
-_DERIVED_SUFFIX = "rotary_emb.inv_freq"
 
 
 class Tensors(Protocol):
@@ -85,6 +83,13 @@ class LayerWeights:
     gate_up_norm: Tensor
     """[H]"""
     blocks: LayerBlocks
+    qkv_bias: Tensor | None
+    """[A + 2 G], rows of q and k in rotary pairs"""
+    attention_out_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    qk_norm: Tensor | None
+    """[2, D]: of a query and of a key, in rotary pairs"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +139,8 @@ def load(
         ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, or is not known.
     """
     architecture = tensors.architecture
-    expected = _expected_shapes(architecture)
-    _check(tensors, expected)
+    expected = expected_shapes(architecture)
+    check_shapes(tensors.where, tensors.names(), tensors.shape, expected)
     total = sum(tensors.num_bytes(name) for name in expected)
     done = 0
 
@@ -171,22 +176,31 @@ def _layer(
 ) -> LayerWeights:
     """One layer, put together in float32 before it is rounded to its type."""
 
-    def of(name: str) -> Tensor:
-        return read(f"{prefix}{name}.weight")
+    def of(name: str, part: str = "weight") -> Tensor:
+        values = read(f"{prefix}{name}.{part}")
+        turned = name.endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
+        return in_rotary_pairs(values, architecture.head_dim) if turned else values
 
-    head_dim = architecture.head_dim
-    q, k = (_in_rotary_pairs(of(f"self_attn.{name}_proj"), head_dim) for name in ("q", "k"))
+    def biases(present: bool, *names: str) -> Tensor | None:  # noqa: FBT001
+        return torch.cat([of(name, "bias") for name in names]).to(dtype) if present else None
+
+    q_k_v, gate_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
     qkv_norm, gate_up_norm = of("input_layernorm"), of("post_attention_layernorm")
-    qkv = torch.cat([q, k, of("self_attn.v_proj")]).mul_(qkv_norm)
-    gate_up = torch.cat([of("mlp.gate_proj"), of("mlp.up_proj")]).mul_(gate_up_norm)
     return LayerWeights(
-        qkv=qkv.to(dtype),
+        qkv=torch.cat([of(name) for name in q_k_v]).mul_(qkv_norm).to(dtype),
         attention_out=of("self_attn.o_proj").to(dtype),
-        gate_up=gate_up.to(dtype),
+        gate_up=torch.cat([of(name) for name in gate_up]).mul_(gate_up_norm).to(dtype),
         down=of("mlp.down_proj").to(dtype),
         qkv_norm=qkv_norm.to(dtype),
         gate_up_norm=gate_up_norm.to(dtype),
         blocks=blocks,
+        qkv_bias=biases(architecture.qkv_bias, *q_k_v),
+        attention_out_bias=biases(architecture.output_bias, "self_attn.o_proj"),
+        gate_up_bias=biases(architecture.mlp_bias, *gate_up),
+        down_bias=biases(architecture.mlp_bias, "mlp.down_proj"),
+        qk_norm=torch.stack([of(f"self_attn.{name}_norm") for name in "qk"]).to(dtype)
+        if architecture.qk_norm
+        else None,
     )
 
 
@@ -209,49 +223,3 @@ def _merged(tensors: Tensors, *names: str) -> Blocks | None:
         return None
     data = torch.cat([part.data for part in parts])
     return None if len(data) % ROWS_STEP else Blocks(data, parts[0].kind)
-
-
-def _in_rotary_pairs(rows: Tensor, head_dim: int) -> Tensor:
-    """[out, in] with dimensions i and i + D/2 of each head side by side."""
-    size_in = rows.shape[1]
-    return rows.view(-1, 2, head_dim // 2, size_in).transpose(1, 2).reshape(-1, size_in)
-
-
-def _expected_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    hidden, vocab, inner = architecture.hidden_size, architecture.vocab_size, architecture.intermediate_size
-    q_size = architecture.num_heads * architecture.head_dim
-    kv_size = architecture.num_kv_heads * architecture.head_dim
-    layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (q_size, hidden),
-        "self_attn.k_proj": (kv_size, hidden),
-        "self_attn.v_proj": (kv_size, hidden),
-        "self_attn.o_proj": (hidden, q_size),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
-    if not architecture.tied_head:
-        shapes["lm_head.weight"] = (vocab, hidden)
-    for i in range(architecture.num_layers):
-        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in layer.items()}
-    return shapes
-
-
-def _check(tensors: Tensors, expected: dict[str, tuple[int, ...]]) -> None:
-    names = tensors.names()
-    for name, shape in expected.items():
-        if name not in names:
-            raise ModelUnavailable(f"{tensors.where}: tensor {name} is missing", "ModelCorrupt")
-        if tensors.shape(name) != shape:
-            raise ModelUnavailable(
-                f"{tensors.where}: tensor {name} has shape {list(tensors.shape(name))}; "
-                f"the configuration asks for {list(shape)}",
-                "ModelCorrupt",
-            )
-    # A tied checkpoint may store the head a second time; anything else is a part that would silently not be computed.
-    for name in sorted(names - expected.keys() - {"lm_head.weight"}):
-        if not name.endswith(_DERIVED_SUFFIX):
-            raise ModelUnavailable(f"{tensors.where}: unsupported tensor {name}", "ModelUnsupported")

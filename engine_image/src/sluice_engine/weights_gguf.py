@@ -10,38 +10,24 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import gguf
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sluice_engine.architecture import Architecture, read_gguf_metadata
+from sluice_engine.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.gguf_header import HeaderReader
+from sluice_engine.gguf_metadata import ROPE_FACTORS, has_rotary_pairs, read_gguf_metadata, tensor_names
 from sluice_engine.kernels.library import SCALES, Blocks
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4  # of the format itself
-
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +57,18 @@ class GGUFTensors:
             raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
         except (ValueError, struct.error, IndexError, OverflowError) as error:
             raise ModelUnavailable(f"{path} is not a sound GGUF file: {error}", "ModelCorrupt") from error
-        self.architecture: Architecture = read_gguf_metadata(path, metadata, frozenset(self._entries))
-        self._names = _hf_names(self.architecture.num_layers)
         self._data = np.memmap(path, mode="r", dtype=np.uint8)
+        self._names: dict[str, str] = {}
+        factors = tuple(self._values(ROPE_FACTORS).ravel().tolist()) if ROPE_FACTORS in self._entries else None
+        self.architecture: Architecture = read_gguf_metadata(path, metadata, frozenset(self._entries), factors)
+        self._names = tensor_names(self.architecture.num_layers)
+        self._has_rotary_pairs = has_rotary_pairs(metadata)
 
     def names(self) -> frozenset[str]:
         """Hugging Face names of all tensors; one that has none keeps its own."""
         own = {theirs: name for name, theirs in self._names.items()}
-        return frozenset(own.get(name, name) for name in self._entries)
+        # The factors of rotary frequencies are part of the architecture.
+        return frozenset(own.get(name, name) for name in self._entries.keys() - {ROPE_FACTORS})
 
     def num_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
@@ -90,40 +80,57 @@ class GGUFTensors:
 
     def read(self, name: str) -> Tensor:
         """A tensor in float32, q and k rows in Hugging Face's order."""
-        entry = self._entries[self._names.get(name, name)]
-        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
-        values = gguf.quants.dequantize(raw.reshape(-1, _row_bytes(entry)), entry.kind)
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32).reshape(entry.shape))
-        if name.endswith(("q_proj.weight", "k_proj.weight")):
+        tensor = torch.from_numpy(self._values(name))
+        if self._has_rotary_pairs and _is_turned(name):
             tensor = _unpermuted(tensor, self.architecture.head_dim)
         return tensor
 
+    def _values(self, name: str) -> npt.NDArray[np.float32]:
+        entry = self._entries[self._names.get(name, name)]
+        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
+        values = gguf.quants.dequantize(raw.reshape(-1, _row_bytes(entry)), entry.kind)
+        return np.array(values, dtype=np.float32).reshape(entry.shape)
+
     def blocks(self, name: str) -> Blocks | None:
-        """A tensor's own blocks, where kernels multiply with such; q and k rows in the file's order: rotary pairs."""
+        """A tensor's own blocks, where kernels multiply with such; q and k rows in rotary pairs."""
         entry = self._entries[self._names.get(name, name)]
         if int(entry.kind) not in SCALES:
             return None
         raw = self._data[entry.offset : entry.offset + entry.num_bytes]
-        return Blocks.from_file(raw.reshape(-1, _row_bytes(entry)), int(entry.kind))
+        blocks = Blocks.from_file(raw.reshape(-1, _row_bytes(entry)), int(entry.kind))
+        if _is_turned(name) and not self._has_rotary_pairs:
+            return Blocks(in_rotary_pairs(blocks.data, self.architecture.head_dim), blocks.kind)
+        return blocks
+
+
+def in_rotary_pairs(rows: Tensor, head_dim: int) -> Tensor:
+    """[out, …] with dimensions i and i + D/2 of each head side by side."""
+    return rows.view(-1, 2, head_dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
-    """[out, in] with the halves of each head apart again: pairs (i, i + D/2), not (2i, 2i + 1)."""
-    size_in = rows.shape[1]
-    return rows.view(-1, head_dim // 2, 2, size_in).transpose(1, 2).reshape(-1, size_in)
+    """[out, …] with the halves of each head apart again: pairs (i, i + D/2), not (2i, 2i + 1)."""
+    return rows.view(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _hf_names(num_layers: int) -> dict[str, str]:
-    names = dict(_NAMES)
-    for layer in range(num_layers):
-        for hf, own in _LAYER_NAMES.items():
-            names[f"model.layers.{layer}.{hf}.weight"] = f"blk.{layer}.{own}.weight"
-    return names
+def _is_turned(name: str) -> bool:
+    """Whether a tensor's rows are dimensions that rotary embedding turns."""
+    return name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
 
 
 def _row_bytes(entry: _Entry) -> int:
     block_size, type_size = gguf.GGML_QUANT_SIZES[entry.kind]
     return entry.shape[-1] * int(type_size) // int(block_size)
+
+
+@cache
+def can_read(kind: gguf.GGMLQuantizationType) -> bool:
+    """Whether the `gguf` package knows what values this type stands for: asked of it, with a block of zeros."""
+    try:
+        gguf.quants.dequantize(np.zeros((1, int(gguf.GGML_QUANT_SIZES[kind][1])), dtype=np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _directory(data: mmap.mmap, path: Path) -> tuple[dict[str, object], dict[str, _Entry]]:
@@ -161,6 +168,11 @@ def _entry(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int
         block_size, type_size = gguf.GGML_QUANT_SIZES[quantisation]
     except (ValueError, KeyError):
         raise ModelUnavailable(f"{path}: tensor {name} has the unknown type {kind}", "ModelUnsupported") from None
+    if not can_read(quantisation):
+        known = ", ".join(kind.name for kind in gguf.GGMLQuantizationType if can_read(kind))
+        raise ModelUnavailable(
+            f"{path}: tensor {name} has type {quantisation.name}; supported are {known}", "ModelUnsupported"
+        )
     num_elements = int(np.prod(shape, dtype=np.uint64))
     if shape[-1] % int(block_size) or not num_elements:
         raise ModelUnavailable(f"{path}: tensor {name} has the impossible shape {list(shape)}", "ModelCorrupt")

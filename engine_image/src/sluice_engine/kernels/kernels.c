@@ -128,6 +128,7 @@ typedef struct {
     const int64_t *tiles;  /* [num_tiles, 4]: first row, rows, tokens that the first row attends to, row of the table */
     int64_t table_width, block_tokens, heads, kv_heads, dimension;
     float scale;
+    int64_t window; /* tokens that a row attends to at most; 0 for all */
 } Attention;
 
 typedef struct {
@@ -179,9 +180,10 @@ INLINE void add_values(float *const sum_of[], const float weights[][TOKENS], con
     }
 }
 
-/* Up to four queries over up to TOKENS tokens; `visible[j]` of them are not in query j's future. */
-INLINE void attend_some(const float *const q[], Softmax *s, int first, int queries, const int visible[],
-                        const float *const keys[], const float *const values[], int dimension, float scale)
+/* Up to four queries over up to TOKENS tokens, of which query j sees those from `behind[j]` up to `visible[j]`. */
+INLINE void attend_some(const float *const q[], Softmax *s, int first, int queries, const int behind[],
+                        const int visible[], const float *const keys[], const float *const values[], int dimension,
+                        float scale)
 {
     float weights[4][TOKENS], rescale[4], *sum_of[4];
     int longest = 0;
@@ -192,7 +194,8 @@ INLINE void attend_some(const float *const q[], Softmax *s, int first, int queri
         vec highest = all(s->highest[first + j]), total = all(0);
         scores(weights[j], q[j], keys, longest, scale, dimension);
         for (int t = 0; t < longest; t += LANES) {
-            vec score = choose(lane < visible[j] - t, load(weights[j] + t), all(-__builtin_inff()));
+            ints seen = (lane < visible[j] - t) & (lane >= behind[j] - t);
+            vec score = choose(seen, load(weights[j] + t), all(-__builtin_inff()));
             store(weights[j] + t, score);
             highest = larger(highest, score);
         }
@@ -234,7 +237,7 @@ INLINE void attend_tokens(const Attention *a, const int64_t *tile, int64_t head,
         }
         for (int first = 0; first < queries;) {
             const float *q[4];
-            int visible[4], some = queries - first < 4 ? queries - first : 4;
+            int behind[4], visible[4], some = queries - first < 4 ? queries - first : 4;
             if (group == 3 && some == 4) some = 3;
             for (int j = 0; j < some; j++) {
                 int row = (first + j) / group;
@@ -242,12 +245,14 @@ INLINE void attend_tokens(const Attention *a, const int64_t *tile, int64_t head,
                 const real *query = a->q + (tile[0] + row) * a->q_stride + (head * group + (first + j) % group) * dimension;
                 q[j] = floats(query, asked[j], dimension);
                 visible[j] = left < 0 ? 0 : left < TOKENS ? (int)left : TOKENS;
+                left = tile[2] + row - a->window - base;
+                behind[j] = !a->window || left < 0 ? 0 : left < TOKENS ? (int)left : TOKENS;
             }
             switch (some) { /* constants, so that sums stay in registers */
-            case 1: attend_some(q, s, first, 1, visible, keys, values, dimension, a->scale); break;
-            case 2: attend_some(q, s, first, 2, visible, keys, values, dimension, a->scale); break;
-            case 3: attend_some(q, s, first, 3, visible, keys, values, dimension, a->scale); break;
-            default: attend_some(q, s, first, 4, visible, keys, values, dimension, a->scale);
+            case 1: attend_some(q, s, first, 1, behind, visible, keys, values, dimension, a->scale); break;
+            case 2: attend_some(q, s, first, 2, behind, visible, keys, values, dimension, a->scale); break;
+            case 3: attend_some(q, s, first, 3, behind, visible, keys, values, dimension, a->scale); break;
+            default: attend_some(q, s, first, 4, behind, visible, keys, values, dimension, a->scale);
             }
             first += some;
         }
@@ -264,6 +269,12 @@ static void merge(Softmax *into, const Softmax *other, int queries, int dimensio
         into->weight[j] = into->weight[j] * mine + other->weight[j] * theirs;
         into->highest[j] = peak;
     }
+}
+
+/* The first token that any row of the tile attends to. */
+INLINE int64_t first_token(const Attention *a, const int64_t *tile)
+{
+    return a->window && tile[2] > a->window ? tile[2] - a->window : 0;
 }
 
 static void attend_task(const Attention *a, const int64_t *tile, int64_t head, int64_t from, int64_t to, Softmax *s)
@@ -290,15 +301,16 @@ static void write_out(const Attention *a, const int64_t *tile, int64_t head, con
  * Returns 0, or 1 when there is no memory for what the shares hold. */
 int sluice_attend(real *out, const real *q, int64_t q_stride, const real *layer, const int64_t *tables,
                   int64_t table_width, const int64_t *tiles, int64_t num_tiles, int64_t block_tokens, int64_t heads,
-                  int64_t kv_heads, int64_t dimension, float scale, int64_t shares)
+                  int64_t kv_heads, int64_t dimension, float scale, int64_t shares, int64_t window)
 {
-    const Attention a = {q, q_stride, layer, tables, tiles, table_width, block_tokens, heads, kv_heads, dimension, scale};
+    const Attention a = {q,     q_stride, layer,    tables,    tiles, table_width, block_tokens,
+                         heads, kv_heads, dimension, scale, window};
     if (shares == 1) {
 #pragma omp parallel for schedule(dynamic, 1)
         for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
             Softmax s;
             const int64_t *tile = tiles + task / kv_heads * 4;
-            attend_task(&a, tile, task % kv_heads, 0, tile[2] + tile[1] - 1, &s);
+            attend_task(&a, tile, task % kv_heads, first_token(&a, tile), tile[2] + tile[1] - 1, &s);
             write_out(&a, tile, task % kv_heads, &s, out);
         }
         return 0;
@@ -308,9 +320,9 @@ int sluice_attend(real *out, const real *q, int64_t q_stride, const real *layer,
 #pragma omp parallel for schedule(dynamic, 1)
     for (int64_t task = 0; task < num_tiles * kv_heads * shares; task++) {
         const int64_t *tile = tiles + task / shares / kv_heads * 4;
-        int64_t tokens = tile[2] + tile[1] - 1, share = task % shares;
-        attend_task(&a, tile, task / shares % kv_heads, tokens * share / shares, tokens * (share + 1) / shares,
-                    parts + task);
+        int64_t from = first_token(&a, tile), tokens = tile[2] + tile[1] - 1 - from, share = task % shares;
+        attend_task(&a, tile, task / shares % kv_heads, from + tokens * share / shares,
+                    from + tokens * (share + 1) / shares, parts + task);
     }
     for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
         const int64_t *tile = tiles + task / kv_heads * 4;
@@ -327,27 +339,30 @@ int sluice_attend(real *out, const real *q, int64_t q_stride, const real *layer,
 
 #define WORTH_THREADS 16384 /* values below which waking another thread costs more than it saves */
 
+/* `out` may be `from`; `weight` may be null. */
+INLINE void norm_row(real *out, const real *from, const real *weight, int64_t width, float epsilon)
+{
+    vec squares = all(0);
+    for (int64_t i = 0; i < width; i += LANES) squares += get(from + i) * get(from + i);
+    float scale = 1 / __builtin_sqrtf(sum(squares) / (float)width + epsilon);
+    if (weight)
+        for (int64_t i = 0; i < width; i += LANES) put(out + i, get(from + i) * scale * get(weight + i));
+    else
+        for (int64_t i = 0; i < width; i += LANES) put(out + i, get(from + i) * scale);
+}
+
 /* Rows over their root mean square; `weight` may be null. */
 void sluice_norm(real *out, const real *x, const real *weight, int64_t rows, int64_t width, float epsilon)
 {
 #pragma omp parallel for if (rows * width > WORTH_THREADS)
-    for (int64_t row = 0; row < rows; row++) {
-        const real *from = x + row * width;
-        real *to = out + row * width;
-        vec squares = all(0);
-        for (int64_t i = 0; i < width; i += LANES) squares += get(from + i) * get(from + i);
-        float scale = 1 / __builtin_sqrtf(sum(squares) / (float)width + epsilon);
-        if (weight)
-            for (int64_t i = 0; i < width; i += LANES) put(to + i, get(from + i) * scale * get(weight + i));
-        else
-            for (int64_t i = 0; i < width; i += LANES) put(to + i, get(from + i) * scale);
-    }
+    for (int64_t row = 0; row < rows; row++) norm_row(out + row * width, x + row * width, weight, width, epsilon);
 }
 
 /* Turn q and k of qkv [rows, (heads + 2 G) D] to their positions, in place, and store k and v in the layer's cache.
- * `turns`: [positions, D/2] complex numbers. */
+ * `turns`: [positions, D/2] complex numbers. `norms`: [2, D], with which q and k are normed before; may be null. */
 void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positions, real *layer,
-                           const int64_t *kv_rows, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dimension)
+                           const int64_t *kv_rows, int64_t rows, int64_t heads, int64_t kv_heads, int64_t dimension,
+                           const real *norms, float epsilon)
 {
     int64_t width = (heads + 2 * kv_heads) * dimension, kept = 2 * kv_heads * dimension;
     const vec sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
@@ -355,7 +370,9 @@ void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positio
     for (int64_t row = 0; row < rows; row++) {
         const float *turn = turns + positions[row] * dimension;
         real *own = qkv + row * width;
-        for (int64_t head = 0; head < heads + kv_heads; head++)
+        for (int64_t head = 0; head < heads + kv_heads; head++) {
+            if (norms) norm_row(own + head * dimension, own + head * dimension, norms + (head < heads ? 0 : dimension),
+                                dimension, epsilon);
             for (int64_t d = 0; d < dimension; d += LANES) {
                 real *at = own + head * dimension + d;
                 vec value = get(at), angle = load(turn + d);
@@ -364,6 +381,7 @@ void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positio
                 vec swapped = SHUFFLE(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
                 put(at, value * cosine + swapped * sine * sign);
             }
+        }
         memcpy(layer + kv_rows[row] * kept, own + heads * dimension, sizeof(real) * (size_t)kept);
     }
 }

@@ -80,11 +80,11 @@ class Kernels:
         """Of every tensor that is no index: the library reads memory, and would take another type's for its own."""
         size, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
         self._attend = library.sluice_attend
-        self._attend.argtypes = [address, address, size, address, address, size, address, *[size] * 5, real, size]
+        self._attend.argtypes = [address, address, size, address, address, size, address, *[size] * 5, real, size, size]
         self._norm = library.sluice_norm
         self._norm.argtypes = [address, address, address, size, size, real]
         self._turn_and_store = library.sluice_turn_and_store
-        self._turn_and_store.argtypes = [*[address] * 5, *[size] * 4]
+        self._turn_and_store.argtypes = [*[address] * 5, *[size] * 4, address, real]
         self._silu_mul = library.sluice_silu_mul
         self._silu_mul.argtypes = [address, address, size, size]
         self._multiply = library.sluice_multiply
@@ -92,9 +92,19 @@ class Kernels:
         for call in (self._norm, self._turn_and_store, self._silu_mul):
             call.restype = None
 
-    def attend(self, q: Tensor, tiles: Tiles, layer: Tensor, block_tokens: int, kv_heads: int, out: Tensor) -> None:
+    def attend(
+        self,
+        q: Tensor,
+        tiles: Tiles,
+        layer: Tensor,
+        block_tokens: int,
+        kv_heads: int,
+        out: Tensor,
+        window: int | None = None,
+    ) -> None:
         """Rows of q [T, H, D], any row stride → out [T, H, D], for the rows that the tiles name.
 
+        With a `window` each row attends to no more than the last so many of its tokens.
         `layer`: one layer's cache [blocks × block_tokens, 2 G D].
         """
         assert q.dtype is layer.dtype is out.dtype is self.dtype, "attention between types"
@@ -103,11 +113,12 @@ class Kernels:
         wanted = 2 * torch.get_num_threads()
         shares = 1
         if num_tiles * kv_heads < wanted:
-            shares = max(1, min(-(-wanted // (num_tiles * kv_heads)), tiles.max_tokens // _SHARE_TOKENS))
+            longest = min(tiles.max_tokens, window or tiles.max_tokens)
+            shares = max(1, min(-(-wanted // (num_tiles * kv_heads)), longest // _SHARE_TOKENS))
         failed = self._attend(
             out.data_ptr(), q.data_ptr(), q.stride(0), layer.data_ptr(), tiles.tables.data_ptr(),
             tiles.tables.shape[1], tiles.rows.data_ptr(), num_tiles, block_tokens, heads, kv_heads, dimension,
-            dimension**-0.5, shares,
+            dimension**-0.5, shares, window or 0,
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for a split context")
@@ -137,17 +148,28 @@ class Kernels:
         return out
 
     def turn_and_store(
-        self, qkv: Tensor, turns: Tensor, positions: Tensor, layer: Tensor, kv_rows: Tensor, heads: int, kv_heads: int
+        self,
+        qkv: Tensor,
+        turns: Tensor,
+        positions: Tensor,
+        layer: Tensor,
+        kv_rows: Tensor,
+        heads: int,
+        kv_heads: int,
+        norms: tuple[Tensor, float] | None = None,
     ) -> None:
         """Turn q and k of qkv [T, (H + 2 G) D] in place to their positions, and write k and v to the cache's rows.
 
-        `turns`: [positions, 1, D/2] unit complex numbers.
+        `turns`: [positions, 1, D/2] complex numbers. `norms`: weights [2, D] and epsilon with which each head's query
+        and key are normed before.
         """
         assert qkv.dtype is layer.dtype is self.dtype, "a cache of another type"
+        assert norms is None or norms[0].dtype is self.dtype, "weights of another type"
         dimension = qkv.shape[1] // (heads + 2 * kv_heads)
         self._turn_and_store(
             qkv.data_ptr(), turns.data_ptr(), positions.data_ptr(), layer.data_ptr(), kv_rows.data_ptr(), len(qkv),
-            heads, kv_heads, dimension,
+            heads, kv_heads, dimension, None if norms is None else norms[0].data_ptr(),
+            0.0 if norms is None else norms[1],
         )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

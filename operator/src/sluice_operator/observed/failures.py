@@ -35,7 +35,7 @@ HINTS = {
     "DeviceOutOfMemory": "Lower cache.memoryPercent or model.maxLengthTokens, or choose a larger device.",
     "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
-    "ModelUnsupported": "Choose a model of a supported architecture (Llama), or another dataType.",
+    "ModelUnsupported": "Choose a model of a supported family (docs/models.md lists them), or another dataType.",
     "ModelAccessDenied": "Accept the model's terms on the hub, and name a token of that account in tokenSecretRef.",
     "ModelCacheUnusable": "Check the volume that model.source.huggingFace.cacheVolume names: pods write as user 65532.",
     "HubUnreachable": "Check podTemplate.engine.env: HF_ENDPOINT, HTTPS_PROXY, SSL_CERT_FILE; or the way to the hub.",
