@@ -34,8 +34,8 @@ TABLE = StepTable(
         for prefill in _PREFILLS
         for context in _CONTEXTS
     ),
-    # The 99th percentile of a spread of 5 %.
-    tail_ratio=1.12,
+    # As an engine of this machine keeps it: a spread of 5 %, at the quantile that 99 % of the answers need.
+    tail_ratio=1.2,
     measured_on="the experiments' line",
 )
 # The `openai` library's.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from pathlib import Path
+from statistics import NormalDist, mean
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from engine.test_calibrate import config, live
 from sluice_engine.core.assemble import Assembled, assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan, StepResult
-from sluice_engine.core.refine import BATCH_STEPS, LEAST_TAIL_STEPS, TAIL_STEPS, RefinedTable
+from sluice_engine.core.refine import BATCH_STEPS, LEAST_TAIL_STEPS, TAIL_STEPS, RefinedTable, tail_of
 from sluice_engine.core.step_limits import Capacity
-from sluice_engine.core.steptime import ChunkCeiling, StepTable
+from sluice_engine.core.steptime import ChunkCeiling, StepTable, step_quantile
 
 PROMISE_US = 500_000
 
@@ -82,7 +84,7 @@ def test_one_wild_step_changes_next_to_nothing() -> None:
     assert times.predict_us(4, 0, 2_000) == pytest.approx(true_us(4, 0, 2_000, 0), rel=0.05)
 
 
-@pytest.mark.parametrize(("noise", "tail"), [(0.02, 1.047), (0.1, 1.235)])
+@pytest.mark.parametrize(("noise", "tail"), [(0.02, 1.076), (0.1, 1.396)])
 def test_the_tail_is_that_of_the_steps_that_ran(noise: float, tail: float) -> None:
     times = RefinedTable(table(), 99, PROMISE_US)
     machine = Machine(times, noise=noise)
@@ -91,6 +93,47 @@ def test_the_tail_is_that_of_the_steps_that_ran(noise: float, tail: float) -> No
     machine.run(2 * TAIL_STEPS)
 
     assert times.table.tail_ratio == pytest.approx(tail, abs=0.04)
+
+
+def log_normal(spread: float, steps: int = TAIL_STEPS, seed: int = 7) -> list[float]:
+    source = random.Random(seed)
+    return [math.exp(source.gauss(0, math.log1p(spread))) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("target_percent", [75.0, 90.0, 99.0, 99.9])
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.2])
+def test_a_quantile_that_no_step_has_reached_yet_is_drawn_out_from_those_that_were_seen(
+    spread: float, target_percent: float
+) -> None:
+    z = NormalDist().inv_cdf(step_quantile(target_percent))
+    found = [math.log(tail_of(log_normal(spread, seed=seed), target_percent)) for seed in range(20)]
+
+    assert mean(found) == pytest.approx(z * math.log1p(spread), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("every", "times_longer", "least", "most"),
+    [
+        pytest.param(1000, 3.0, 1.18, 1.25, id="a-pause-in-a-thousand-steps-is-no-step's-cost"),
+        pytest.param(200, 2.0, 1.18, 1.35, id="nor-is-one-that-the-promise-allows-for"),
+        pytest.param(33, 1.5, 1.5, 1.8, id="what-more-steps-have-than-may-miss-counts"),
+        pytest.param(6, 1.5, 1.5, 2.1, id="a-machine-of-two-speeds-is-taken-at-the-slower"),
+    ],
+)
+def test_pauses_of_the_machine(every: int, times_longer: float, least: float, most: float) -> None:
+    ratios = [ratio * (times_longer if n % every == 0 else 1) for n, ratio in enumerate(log_normal(0.05))]
+
+    assert least < tail_of(ratios, 99) < most
+
+
+def test_steps_near_the_promise_are_gathered_until_their_median_means_something() -> None:
+    times, noise = RefinedTable(table(), 99, PROMISE_US), random.Random(5)
+    large, small = (4, 800, 2_000, 0), (4, 0, 2_000, 0)
+    for number in range(BATCH_STEPS * TAIL_STEPS // 2):
+        step = small if number % 32 else large
+        times.observe(*step, round(true_us(*step) * math.exp(noise.gauss(0, 0.05))))
+
+    assert times.table.tail_ratio == pytest.approx(math.exp(0.05 * 3.72), abs=0.03), "two of them in a batch"
 
 
 def test_the_noise_of_small_steps_is_not_the_tail_of_large_ones() -> None:

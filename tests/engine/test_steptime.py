@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,13 @@ from hypothesis import strategies as st
 
 from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
 from sluice_engine.core.step_limits import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
-from sluice_engine.core.steptime import PLANNING_RECOMPUTE_US_PER_TOKEN, ChunkCeiling, PlanningProfile, StepTable
+from sluice_engine.core.steptime import (
+    PLANNING_RECOMPUTE_US_PER_TOKEN,
+    ChunkCeiling,
+    PlanningProfile,
+    StepTable,
+    step_quantile,
+)
 
 PROFILE = PlanningProfile()
 
@@ -165,6 +172,20 @@ TABLE = StepTable(
 )
 def test_a_table_interpolates_between_its_cells(step: tuple[int, int, int], us: int) -> None:
     assert TABLE.predict_us(*step) == us
+
+
+@pytest.mark.parametrize("target_percent", [50.0, 75.0, 90.0, 95.0, 99.0, 99.5])
+def test_answers_of_every_length_keep_a_promise_that_every_step_is_filled_to(target_percent: float) -> None:
+    allowed = 1 - target_percent / 100
+    miss = 1 - step_quantile(target_percent)
+
+    def kept(gaps: int) -> float:
+        """The chance of an answer whose gaps are longer than promised by `miss` each."""
+        over = range(int(gaps * allowed + 1e-9) + 1)
+        return sum(math.comb(gaps, k) * miss**k * (1 - miss) ** (gaps - k) for k in over)
+
+    worst = min(kept(gaps) for gaps in range(1, 900))
+    assert 1 - allowed - 1e-9 <= worst <= 1 - allowed / 2, "and not much stricter than need be"
 
 
 def test_a_bound_is_the_median_at_the_tail_plus_host_overhead() -> None:

@@ -88,7 +88,7 @@ def _limits(engine: LoadedEngine) -> Iterator[Metric]:
     learned = engine.tuning.learned_steps_total
     yield _counter("learned_steps", "Steps that the step-time table has learned from.", learned)
     tail_ratio = engine.tuning.tail_ratio
-    yield _gauge("step_tail_ratio", "Step time at the promise's percentile over the median.", tail_ratio)
+    yield _gauge("step_tail_ratio", "Step time that the promise is held against, over the median.", tail_ratio)
 
 
 def _published(published: Publication) -> Iterator[Metric]:

@@ -17,7 +17,7 @@ from typing import Any
 from sluice_engine.core.link import Link
 from sluice_engine.core.price import PLANNING_LINK_BYTES_PER_S, PLANNING_TOKEN_BYTES
 from sluice_engine.core.step_limits import Capacity
-from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes
+from sluice_engine.core.steptime import PlanningProfile, StepTable, StepTimes, step_quantile
 from sluice_engine.errors import EngineError
 from sluice_engine.table_file import read_step_table
 from sluice_operator.errors import InvalidManifest
@@ -260,7 +260,7 @@ def _read_machine(fields: Fields, spec: ServiceSpec, folder: Path) -> Machine:
     default_noise = 0.0
     if table is not None:
         # The tail that the engine learned, or assumes until it has.
-        z = statistics.NormalDist().inv_cdf(spec.live.slo.target_percent / 100)
+        z = statistics.NormalDist().inv_cdf(step_quantile(spec.live.slo.target_percent))
         default_noise = 100 * (math.exp(math.log(max(1.0, table.tail_ratio)) / z) - 1) if z > 0 else 0.0
     noise = fields.number("noisePercent", 0, 200, default_noise)
     slowdown = fields.number("slowdown", 0.01, 100, 1.0)

@@ -5,7 +5,9 @@ measurement, for nothing: its ratio to the prediction is booked on the cells tha
 batch of steps these cells move a part of the way. A cell that few steps rested on is taken to have moved as all have on
 average, since a machine that is slower is slower everywhere; so a table that was measured beside a load comes back,
 also where no step dares to go yet. The spread of the ratios becomes the table's tail: of steps that come near the
-promise, since a few milliseconds of noise are much of a small step and nothing of one that could break it.
+promise, since a few milliseconds of noise are much of a small step and nothing of one that could break it. The quantile
+that short answers need is rarer than any step that is remembered: it is seen up to the promise's own percentile, and
+drawn out from there as the body of the ratios spreads.
 
 Owned by the engine's thread; knows no clock. Start reading at `RefinedTable.observe`.
 """
@@ -18,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sluice_engine.core.steptime import DEFAULT_TAIL_RATIO, Corner, StepTable
+from sluice_engine.core.steptime import DEFAULT_TAIL_RATIO, Corner, StepTable, step_quantile
 
 BATCH_STEPS = 64
 # Part of the way that a cell moves towards what a whole batch says: some five batches to arrive.
@@ -31,10 +33,15 @@ SURE_STEPS = 16.0
 KEPT_OF_WEIGHT = 0.98
 # Steps from this share of the promise on teach the tail.
 NEAR_PROMISE = 0.25
-# It is learned from at least so many of them, and forgets what is older than so many.
+# So many at a time are held against their own median: of fewer, the median is as chance has it.
+NEAR_STEPS = 16
+# The tail is learned from at least so many of them, and forgets what is older than so many.
 LEAST_TAIL_STEPS = 256
 TAIL_STEPS = 2048
 LEAST_TAIL_RATIO, MOST_TAIL_RATIO = 1.02, 3.0
+# The body: as far as here steps say how they spread by themselves, and not what a hiccup of the machine adds.
+BODY = (0.75, 0.9)
+_NORMAL = statistics.NormalDist()
 
 
 class RefinedTable:
@@ -46,12 +53,13 @@ class RefinedTable:
         self.revision = 0
         """Raised with each new table: what was computed from an older one is out of date."""
         self.learned_steps_total = 0
-        self._target = target_percent / 100
+        self._target_percent = target_percent
         self._near_us = NEAR_PROMISE * promise_us
-        self._batch: list[tuple[float, bool]] = []
-        """Ratios of real to predicted, and whether the step came near the promise."""
+        self._batch_steps = 0
+        self._near: list[float] = []
+        """Ratios of real to predicted, of steps that came near the promise."""
         self._spread: deque[float] = deque(maxlen=TAIL_STEPS)
-        """The same, each over its batch's median: a table that is off as a whole has no longer tail for it."""
+        """The same, each over the median of its time: a table that is off as a whole has no longer tail for it."""
         self._cells = _Corrections(table.median_us)
         self._pairs = _Corrections(table.prior_pair_ps)
 
@@ -60,12 +68,12 @@ class RefinedTable:
         return self.table.predict_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
 
     def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
-        """Cost at the promise's target percentile, as known by now."""
+        """Cost at the promise's `step_quantile`, as known by now."""
         return self.table.bound_us(decode_requests, prefill_tokens, context_tokens, prior_pairs)
 
     def aim(self, target_percent: float, promise_us: int) -> None:
-        """Serve another promise: what was learned of step times stays, and their tail is that of its percentile."""
-        self._target = target_percent / 100
+        """Serve another promise: what was learned of step times stays, and their tail is that of its quantile."""
+        self._target_percent = target_percent
         self._near_us = NEAR_PROMISE * promise_us
         self.table = replace(self.table, tail_ratio=self._tail_ratio())
         self.revision += 1
@@ -79,7 +87,8 @@ class RefinedTable:
         if predicted <= 0 or real_us <= 0 or table.extrapolates(decode_requests, prefill_tokens):
             return
         ratio = real_us / predicted
-        self._batch.append((ratio, predicted >= self._near_us))
+        if predicted >= self._near_us:
+            self._near.append(ratio)
         said = math.log(min(MOST_RATIO, max(1 / MOST_RATIO, ratio)))
         of_pairs = 0.0
         if prior_pairs:
@@ -87,16 +96,17 @@ class RefinedTable:
             self._pairs.book(table.prefill_corners(prefill_tokens), of_pairs, said)
         self._cells.book(table.corners(decode_requests, prefill_tokens, context_tokens), 1 - of_pairs, said)
         self.learned_steps_total += 1
-        if len(self._batch) >= BATCH_STEPS:
+        self._batch_steps += 1
+        if self._batch_steps >= BATCH_STEPS:
             self._learn()
 
     def _learn(self) -> None:
         """A new table from what the batch says."""
-        near = [ratio for ratio, is_near in self._batch if is_near]
-        if near:
-            middle = statistics.median(near)
-            self._spread.extend(ratio / middle for ratio in near)
-        self._batch.clear()
+        self._batch_steps = 0
+        if len(self._near) >= NEAR_STEPS:
+            middle = statistics.median(self._near)
+            self._spread.extend(ratio / middle for ratio in self._near)
+            self._near.clear()
         medians = self._cells.learn()
         self.table = replace(
             self.table,
@@ -107,15 +117,30 @@ class RefinedTable:
         self.revision += 1
 
     def _tail_ratio(self) -> float:
-        """Quantile at the promise's target over the median; a thousandth is as near as anybody needs it."""
+        """`step_quantile` of the target over the median; a thousandth is as near as anybody needs it."""
         if len(self._spread) < LEAST_TAIL_STEPS:
             return self.table.tail_ratio
-        ordered = sorted(self._spread)
-        tail = ordered[math.ceil(self._target * len(ordered)) - 1]
-        learned = min(MOST_TAIL_RATIO, max(LEAST_TAIL_RATIO, tail))
+        learned = min(MOST_TAIL_RATIO, max(LEAST_TAIL_RATIO, tail_of(self._spread, self._target_percent)))
         # A window of few steps has no tail to speak of: it is believed as it fills.
         trust = len(self._spread) / TAIL_STEPS
         return round(trust * learned + (1 - trust) * max(learned, DEFAULT_TAIL_RATIO), 3)
+
+
+def tail_of(ratios: Iterable[float], target_percent: float) -> float:
+    """The ratio that `step_quantile` of the steps stay below: seen up to the target, and drawn out beyond it.
+
+    Beyond, the logarithm goes on as it spreads where that is least: in the body, or over all that is seen. So a pause
+    of the machine once in thousands of steps is no step's cost, and what happens to more of them than may miss is.
+    """
+    ordered = sorted(ratios)
+
+    def log_of(share: float) -> float:
+        return math.log(ordered[math.ceil(share * len(ordered)) - 1])
+
+    target = target_percent / 100
+    spread = min(log_of(share) / _NORMAL.inv_cdf(share) for share in (*BODY, max(*BODY, target)))
+    beyond = _NORMAL.inv_cdf(step_quantile(target_percent)) - _NORMAL.inv_cdf(target)
+    return math.exp(log_of(target) + max(0.0, spread) * beyond)
 
 
 class _Corrections:

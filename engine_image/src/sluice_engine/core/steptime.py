@@ -21,8 +21,20 @@ from typing import ClassVar, NamedTuple, Protocol
 # step (0.035 ms): it stands for the example of 4,000 tokens at 240 ms (docs/worked-example.md). Never mix the two.
 PLANNING_RECOMPUTE_US_PER_TOKEN = 60
 
-# Ratio of the quantile at slo.targetPercent to the median, until it is learned.
+# Ratio of the quantile that a promise is held against (`step_quantile`) to the median, until it is learned.
 DEFAULT_TAIL_RATIO = 1.15
+
+
+def step_quantile(target_percent: float) -> float:
+    """Share of steps that must end within the inter-token promise, for `target_percent` of the answers to keep it.
+
+    An answer keeps it when so many of its own gaps do. One of 100 gaps may have a long one at 99 %; of one that is
+    shorter no gap may be, and where every step is filled up to the promise each of its gaps has the same chance to be.
+    The worst answer is the longest of these, with nearly 1 / (1 − q) gaps: a chance of (1 − q)² each makes 1 − q of it.
+    (decision 19)
+    """
+    missed = 1 - target_percent / 100
+    return 1 - missed * missed
 
 
 class StepTimes(Protocol):
@@ -38,7 +50,7 @@ class StepTimes(Protocol):
         ...
 
     def bound_us(self, decode_requests: int, prefill_tokens: int, context_tokens: int, prior_pairs: int = 0) -> int:
-        """Cost at the promise's target percentile, host overhead included: what a promise is held against."""
+        """Cost at the promise's `step_quantile`, host overhead included: what a promise is held against."""
         ...
 
 

@@ -51,7 +51,7 @@ class Tuning:
 
     @property
     def tail_ratio(self) -> float:
-        """Step time at the promise's percentile over the median; 1 where step times are bounds themselves."""
+        """Step time at the promise's `step_quantile` over the median; 1 where step times are bounds themselves."""
         return self.table.tail_ratio if self.table is not None else 1.0
 
     @property
