@@ -51,10 +51,12 @@ def start(alone: Cluster, namespace: str, tmp_path: Path) -> Iterator[Start]:
     """Starts operators of the test's namespace; those that still run at its end are ended."""
     running: list[OperatorProcess] = []
 
-    def started(name: str, environment: Mapping[str, str] | None = None) -> OperatorProcess:
+    def started(
+        name: str, environment: Mapping[str, str] | None = None, credentials: Path | None = None
+    ) -> OperatorProcess:
         settings = {"SLUICE_WATCH_NAMESPACES": namespace, "SLUICE_LEASE": f"{namespace}/sluice-operator"}
         settings |= {"SLUICE_IDENTITY": name, **(environment or {})}
-        running.append(OperatorProcess(tmp_path / f"{name}-{len(running)}.log", settings))
+        running.append(OperatorProcess(tmp_path / f"{name}-{len(running)}.log", settings, credentials))
         return running[-1]
 
     yield started

@@ -28,6 +28,7 @@ class Release:
 
     def install_from(self, chart: Path, *words: str) -> str:
         """The same with another chart, such as an earlier one."""
+        self.node.operators.add(f"{self.namespace}:{self.name}-operator")
         return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
 
     def uninstall(self) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.testnode import programs, store
+from cluster.testnode import audit, programs, store
 from cluster.testnode.box import Plan
 from cluster.testnode.errors import Broken
 
@@ -173,7 +173,7 @@ SystemdCgroup = false
             "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", f"{run}/sa.key",
             "--service-account-signing-key-file", f"{run}/sa.key", "--token-auth-file", f"{run}/tokens.csv",
             "--authorization-mode", "Node,RBAC", "--allow-privileged",
-            "--kubelet-preferred-address-types", "InternalIP",
+            "--kubelet-preferred-address-types", "InternalIP", *audit.flags(run),
         )  # fmt: skip
         self._wait("kube-apiserver", lambda: self._get("/readyz"))
         cluster = {"server": API, "certificate-authority": f"{run}/certs/apiserver.crt"}

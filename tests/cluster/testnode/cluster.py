@@ -48,6 +48,8 @@ class Cluster:
     def __init__(self, run: Path) -> None:
         self.run = run
         self.torch = Plan.read(run).torch
+        self.operators: set[str] = set()
+        """Service accounts of the operators so far, as `namespace:name`."""
         self._namespaces: list[str] = []
         self._made = 0
 

@@ -16,14 +16,22 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
+from sluice_operator.kube import TOKEN_PATH
+
 START_WITHIN_S = 60.0
 POLL_S = 0.1
+_MOUNTED = f'mkdir -p {TOKEN_PATH.parent} && mount --bind "$0" {TOKEN_PATH.parent} && exec "$@"'
 
 
 class OperatorProcess:
     """One running operator; its log is a file."""
 
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, log: Path, environment: Mapping[str, str], credentials: Path | None = None) -> None:
+        """Start it.
+
+        Args:
+            credentials: a folder that it finds where a pod has its service account's; else it is admin.
+        """
         self.log = log
         settings = {
             "SLUICE_ENGINE_IMAGE": "sluice.test/sluice-engine:dev",
@@ -31,9 +39,11 @@ class OperatorProcess:
             "SLUICE_METRICS_PORT": "0",
             **environment,
         }
+        # In a mount namespace of its own: nobody else signs in with these.
+        enter = ["unshare", "--mount", "sh", "-c", _MOUNTED, str(credentials)] if credentials else []
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sluice_operator"],
+                [*enter, sys.executable, "-P", "-m", "sluice_operator"],
                 env={**os.environ, **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
