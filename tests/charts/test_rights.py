@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from charts.helm import Helm
+from cluster.rights import rights
 from sluice_operator.cluster.kinds import LEASE_RIGHTS, RIGHTS
 
 
@@ -30,6 +31,13 @@ def test_the_operator_of_a_whole_cluster_may_do_what_the_table_says(helm: Helm) 
     assert granted(role) == RIGHTS
     assert binding["roleRef"]["name"] == "sluice-operator"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "sluice-operator", "namespace": "sluice-system"}]
+
+
+def test_no_right_is_granted_that_no_run_on_a_real_node_has_used(helm: Helm) -> None:
+    used = set().union(*rights.recorded().values())
+
+    assert rights.granted(helm.objects(), "sluice-operator") == used | rights.NEVER_USED.keys()
+    assert not used & rights.NEVER_USED.keys()
 
 
 def test_the_operator_of_two_namespaces_may_do_that_there_and_nothing_cluster_wide(helm: Helm) -> None:

@@ -33,6 +33,8 @@ from sluice_operator.reconcile import Reconciler
 log = logging.getLogger("sluice_operator")
 
 _CRD_RETRY_S = 5.0
+# At most: an API server that is busy for a moment, as after a definition was installed, says so.
+_RESYNC_RETRY_S = 10.0
 # A candidate that has not read the Lease for so long does not get through to the API server at all.
 _LEASE_SILENCE_S = 300.0
 
@@ -190,8 +192,10 @@ async def _resync(
         try:
             await reconciler.resync(cluster.list_services(settings.namespaces))
         except (ApiRefused, aiohttp.ClientError, TimeoutError, OSError) as error:
-            log.warning("resync failed", extra={"error": str(error) or type(error).__name__})
-            await asyncio.sleep(10)
+            wanted_s = error.retry_after_s if isinstance(error, ApiRefused) else 0.0
+            retry_s = min(wanted_s or _RESYNC_RETRY_S, _RESYNC_RETRY_S)
+            log.warning("resync failed", extra={"error": str(error) or type(error).__name__, "retry_s": retry_s})
+            await asyncio.sleep(retry_s)
             continue
         if not reconciler.is_watch_suspect:
             health.beat("watch InferenceService")

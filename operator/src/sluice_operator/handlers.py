@@ -6,16 +6,24 @@ finalizer and no status of its own.
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
+import logging
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
 
-from sluice_operator.cluster import kube
+from sluice_operator.cluster import credentials
 from sluice_operator.reconcile import Reconciler
 
+log = logging.getLogger(__name__)
+
 # The kubelet replaces the token at 80 % of its hour; reading it this often never uses one that has ended.
-_TOKEN_LIFETIME = dt.timedelta(minutes=10)
+_LIFETIME = dt.timedelta(minutes=10)
+# Whoever is refused asks anew at once, and would do so as fast as the API server answers.
+_AT_MOST_EVERY_S = 5.0
 # Between attempts while the API server is away. kopf's own grow to 21 s, for which no changed spec is seen though it is
 # back. After an hour of these kopf gives up, and the process ends.
 _RETRIES_S = (1, 2, 3, *(5,) * 720)
@@ -36,16 +44,44 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
+class SignIn:
+    """Credentials for kopf, which asks anew when they expire and whenever the API server refuses them."""
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], Awaitable[None]]) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._given_at = float("-inf")
+
+    async def __call__(self, now: dt.datetime) -> kopf.ConnectionInfo:
+        """The token as it is now, to be read again in ten minutes; not sooner than `_AT_MOST_EVERY_S` after the last.
+
+        Args:
+            now: the time, by which kopf reckons when they expire.
+        """
+        early_s = self._given_at + _AT_MOST_EVERY_S - self._clock()
+        if early_s > 0:
+            log.warning("the API server refuses the token; it is read again", extra={"retry_s": round(early_s, 1)})
+            await self._sleep(early_s)
+        self._given_at = self._clock()
+        return kopf.ConnectionInfo(
+            server=credentials.cluster_url(),
+            ca_path=str(credentials.CA_PATH),
+            scheme="Bearer",
+            token=credentials.token(),
+            expiration=now + _LIFETIME,
+        )
+
+
 def registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
     """The handlers."""
     handlers = kopf.OperatorRegistry()
+    sign_in = SignIn(time.monotonic, asyncio.sleep)
 
     @kopf.on.login(registry=handlers)  # type: ignore[untyped-decorator]  # kopf is not checked here
     async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's signature
-        if not kube.in_cluster():
+        if not credentials.in_cluster():
             found: kopf.ConnectionInfo | None = kopf.login_with_kubeconfig(**kwargs)
             return found
-        return cluster_login(dt.datetime.now(dt.UTC))
+        return await sign_in(dt.datetime.now(dt.UTC))
 
     @kopf.on.event("sluice.dev", "v1alpha1", "inferenceservices", registry=handlers)  # type: ignore[untyped-decorator]
     async def changed(type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002, ANN401  # kopf's signature
@@ -57,17 +93,6 @@ def registry(reconciler: Reconciler) -> kopf.OperatorRegistry:
             reconciler.see(plain)
 
     return handlers
-
-
-def cluster_login(now: dt.datetime) -> kopf.ConnectionInfo:
-    """Credentials of the pod's service account, to be read again in ten minutes."""
-    return kopf.ConnectionInfo(
-        server=kube.cluster_url(),
-        ca_path=str(kube.CA_PATH),
-        scheme="Bearer",
-        token=kube.TOKEN_PATH.read_text(encoding="utf-8").strip(),
-        expiration=now + _TOKEN_LIFETIME,
-    )
 
 
 def _plain(body: kopf.Body) -> dict[str, Any]:

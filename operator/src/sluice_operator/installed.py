@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 
-from sluice_operator.cluster import kube
+from sluice_operator.cluster import credentials
 
 _TIMEOUT_S = 10
 _USAGE = "usage: python -m sluice_operator.installed NAMESPACE [SERVICE]"
@@ -81,14 +81,14 @@ def main() -> int:
     if len(sys.argv) not in {2, 3}:
         print(_USAGE, file=sys.stderr)  # noqa: T201  # a command's words
         return 2
-    if not kube.in_cluster():
+    if not credentials.in_cluster():
         print("this check runs in a pod: `helm test` starts it", file=sys.stderr)  # noqa: T201  # likewise
         return 2
     namespace, service = sys.argv[1], sys.argv[2] if len(sys.argv) == 3 else ""
-    token = kube.TOKEN_PATH.read_text(encoding="utf-8").strip()
-    trust = ssl.create_default_context(cafile=str(kube.CA_PATH))
+    token = credentials.token()
+    trust = ssl.create_default_context(cafile=str(credentials.CA_PATH))
     found = findings(
-        lambda: read(kube.cluster_url() + _DEFINITION, token, trust),
+        lambda: read(credentials.cluster_url() + _DEFINITION, token, trust),
         (lambda: read(f"http://{host(service, namespace, os.environ)}:{_PORT}/readyz")) if service else None,
         f"{namespace}/{service.removesuffix('-metrics')}",
     )

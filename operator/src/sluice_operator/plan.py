@@ -17,7 +17,7 @@ Key = tuple[str, str]
 """Kind and name, within one namespace."""
 
 # Every service has them as long as it exists.
-_NEVER_UNUSED = frozenset({"Deployment", "Service"})
+_NEVER_UNUSED = frozenset({"Deployment", "Service", "PodDisruptionBudget"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from typing import Any
 
 from cluster.testnode.audit import Request
 
+CREATED = 201
+
 Right = str
 """`verb resource.group`, with the subresource after the resource: `patch inferenceservices/status.sluice.dev`."""
 
@@ -43,7 +45,14 @@ def granted(objects: Iterable[Mapping[str, Any]], name: str) -> set[Right]:
 
 def used(requests: Iterable[Request]) -> set[Right]:
     """What these requests needed; whoever is signed in may ask for what is no resource."""
-    return {right(one.verb, one.group, one.resource) for one in requests if one.resource}
+    found = set()
+    for one in requests:
+        if one.resource:
+            found.add(right(one.verb, one.group, one.resource))
+            # An apply that makes the object needs both: the server asks for the second when it knows.
+            if (one.verb, one.code) == ("patch", CREATED):
+                found.add(right("create", one.group, one.resource))
+    return found
 
 
 def recorded() -> dict[str, Sequence[Right]]:

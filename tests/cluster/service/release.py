@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,20 +29,31 @@ class Release:
 
     def install_from(self, chart: Path, *words: str) -> str:
         """The same with another chart, such as an earlier one."""
-        self.node.operators.add(f"{self.namespace}:{self.name}-operator")
+        self.node.operators.add(self._account)
         return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
+
+    def roll_back(self) -> str:
+        """Go back to the revision before."""
+        return self._helm("rollback", self.name)
 
     def uninstall(self) -> str:
         """Uninstall it and wait until its objects are gone; returns what Helm says."""
+        since = dt.datetime.now(dt.UTC)
         said = self._helm("uninstall", self.name)
         # Helm waits for what it made itself, and not for the pod that follows from it.
         pods = ["pods", "-l", self._mine, "--for=delete", f"--timeout={PATIENCE_S}s"]
         self.node.kubectl("-n", self.namespace, "wait", *pods, timeout_s=PATIENCE_S + 30)
+        # Its roles went while it was on its way out.
+        self.node.without_rights.append((self._account, since, dt.datetime.now(dt.UTC)))
         return said
 
     def objects(self) -> list[str]:
         """Names of what it has now, in its namespace and cluster-wide; the definition apart."""
         return [one["metadata"]["name"] for one in self.node.list(KINDS, self.namespace, self._mine)]
+
+    @property
+    def _account(self) -> str:
+        return f"{self.namespace}:{self.name}-operator"
 
     @property
     def _mine(self) -> str:

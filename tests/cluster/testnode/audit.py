@@ -6,6 +6,7 @@ is admin in the box may do everything, and proves nothing.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ class Request:
 
     account: str
     """`namespace:name`."""
+    at: dt.datetime
+    """When the API server received it."""
     verb: str
     group: str
     """Empty: the core group, or no resource."""
@@ -71,6 +74,7 @@ def _request(event: Mapping[str, Any]) -> Request:
     parts = (about.get("resource", ""), about.get("subresource", ""))
     return Request(
         account=event["user"]["username"].removeprefix(_ACCOUNT),
+        at=dt.datetime.fromisoformat(event["requestReceivedTimestamp"]),
         verb=event["verb"],
         group=about.get("apiGroup", ""),
         resource="/".join(part for part in parts if part),

@@ -3,6 +3,7 @@
 It lives inside the box and knows nothing of how the node was built or started.
 """
 
+import datetime as dt
 import json
 import os
 import subprocess
@@ -50,6 +51,8 @@ class Cluster:
         self.torch = Plan.read(run).torch
         self.operators: set[str] = set()
         """Service accounts of the operators so far, as `namespace:name`."""
+        self.without_rights: list[tuple[str, dt.datetime, dt.datetime]] = []
+        """When the rights of such an account were taken away on purpose, and since when it asks for nothing more."""
         self._namespaces: list[str] = []
         self._made = 0
 

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice_operator.kube import TOKEN_PATH
+from sluice_operator.cluster.credentials import TOKEN_PATH
 
 START_WITHIN_S = 60.0
 POLL_S = 0.1

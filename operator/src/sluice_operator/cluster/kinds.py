@@ -44,13 +44,13 @@ class Kind:
 SERVICE_KIND = "InferenceService"
 
 KINDS: Mapping[str, Kind] = {
-    SERVICE_KIND: Kind(group="sluice.dev", version="v1alpha1", plural="inferenceservices", verbs=_READ | {"get"}),
+    SERVICE_KIND: Kind(group="sluice.dev", version="v1alpha1", plural="inferenceservices", verbs=_READ),
     "ServiceAccount": Kind(group="", version="v1", plural="serviceaccounts", verbs=_DELETED),
     "ConfigMap": Kind(group="", version="v1", plural="configmaps", verbs=_DELETED),
     "Service": Kind(group="", version="v1", plural="services", verbs=_KEPT),
     "ControllerRevision": Kind(group="apps", version="v1", plural="controllerrevisions", verbs=_DELETED),
     "Deployment": Kind(group="apps", version="v1", plural="deployments", verbs=_KEPT),
-    "PodDisruptionBudget": Kind(group="policy", version="v1", plural="poddisruptionbudgets", verbs=_DELETED),
+    "PodDisruptionBudget": Kind(group="policy", version="v1", plural="poddisruptionbudgets", verbs=_KEPT),
     "NetworkPolicy": Kind(group="networking.k8s.io", version="v1", plural="networkpolicies", verbs=_DELETED),
     "PodMonitor": Kind(
         group="monitoring.coreos.com", version="v1", plural="podmonitors", verbs=_DELETED, is_optional=True

@@ -1,7 +1,6 @@
 """The only file that talks to the API server: list, watch, apply, delete, and post events, on plain dictionaries.
 
-Owns the connection (in the cluster by its token, which is read again as it rotates; else by the kubeconfig), the field
-manager and the translation of errors. Knows nothing of what the objects mean.
+Owns the connection, the field manager and the translation of errors. Knows nothing of what the objects mean.
 
 What it may do to which kind is in `kinds.py`.
 """
@@ -12,17 +11,15 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-from kubernetes.aio import config as kube_config
-from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client import ApiClient
 
 from sluice_engine import codec
+from sluice_operator.cluster import credentials
 from sluice_operator.cluster.kinds import KINDS, SERVICE_KIND
 from sluice_operator.cluster.seen import Seen
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
@@ -32,10 +29,6 @@ from sluice_operator.rendering.pod_template import Object
 from sluice_operator.status.changes import Told
 
 FIELD_MANAGER = "sluice"
-
-TOKEN_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-CA_PATH = TOKEN_PATH.with_name("ca.crt")
-
 
 _MANAGED_SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30, sock_connect=10)
@@ -57,26 +50,10 @@ class WatchExpired(Exception):  # not an error: the caller lists again
     """The server no longer knows the point from which to go on."""
 
 
-def cluster_url() -> str:
-    """The API server's address from inside a pod."""
-    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ["KUBERNETES_SERVICE_PORT"]
-    return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-
-
-def in_cluster() -> bool:
-    """Whether this process runs in a pod with a service account."""
-    return "KUBERNETES_SERVICE_HOST" in os.environ and TOKEN_PATH.is_file()
-
-
 @contextlib.asynccontextmanager
 async def connect() -> AsyncIterator[Kube]:
     """A connection to the cluster; closed on leaving."""
-    configuration = Configuration()
-    if in_cluster():
-        kube_config.load_incluster_config(client_configuration=configuration)
-    else:
-        await kube_config.load_kube_config(client_configuration=configuration, persist_config=False)
-    async with ApiClient(configuration) as client:
+    async with ApiClient(await credentials.configuration()) as client:
         yield Kube(client)
 
 
