@@ -218,7 +218,8 @@ def test_rows_kept_as_blocks_are_those_that_were_dequantised() -> None:
     weights = load(tensors, torch.float32, torch.device("cpu"), lambda _: None, keep_blocks=True)
     loaded = load_kernels(cpu_flags(), torch.float32)
     assert isinstance(loaded, Kernels)
-    for layer in (weights.layers[0], weights.layers[-1]):
+    layers = list(weights.layers)
+    for layer in (layers[0], layers[-1]):
         pairs = (
             (layer.qkv, layer.blocks.qkv, layer.qkv_norm),
             (layer.attention_out, layer.blocks.attention_out, None),

@@ -219,6 +219,33 @@ async def test_it_serves_ends_with_0_on_sigterm_and_ends_its_streams_with_an_err
 
 
 @pytest.mark.slow
+async def test_a_start_ends_at_once_on_sigterm_and_leaves_nothing(folder: Path) -> None:
+    """Cancelled between two steps of its loading, by its own thread: nothing has to be cut off."""
+    process = start(folder, model={"source": {"path": str(make_tiny_llama(folder / "model"))}, "served_name": "tiny"})
+    connector = UnixConnector(str(folder / "s"))
+    try:
+        async with ClientSession("http://engine", connector=connector) as http, asyncio.timeout(120):
+            while True:
+                assert process.poll() is None, process.communicate()[1]
+                try:
+                    async with http.get("/state") as response:
+                        if (await response.json())["loading"]["stage"] == "step_table":
+                            break
+                except ClientConnectionError:
+                    await asyncio.sleep(0.02)
+        process.terminate()
+        _, errors = await asyncio.to_thread(process.communicate, None, 30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0
+    assert "start cancelled" in errors
+    assert "cut off" not in errors
+    assert not (folder / "s").exists()
+
+
+@pytest.mark.slow
 async def test_a_second_engine_leaves_the_first_ones_socket_alone(folder: Path, model: Path) -> None:
     async with running(folder, model) as (_, http):
         second = start(folder, model={"source": {"path": str(model)}, "served_name": "tiny"})

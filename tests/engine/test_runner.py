@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from engine.scripted import plan_of
@@ -20,7 +23,9 @@ from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
+from sluice_engine.model import Model
 from sluice_engine.runner import TorchRunner
+from sluice_engine.weights import LayerWeights, load, open_tensors
 from tiny_model import VOCAB_SIZE, make_tiny_llama
 
 
@@ -224,6 +229,60 @@ def test_loading_tells_how_far_it_is(tiny: Path) -> None:
     assert (
         done[-1] == seen[0].bytes_total == sum(p.stat().st_size for p in tiny.glob("*.safetensors")) - _overhead(tiny)
     )
+
+
+def test_a_model_in_the_making_holds_one_layer_unpacked_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_engine.model._KEEP_ROWS_UP_TO_BYTES", 0)
+    path = make_tiny_llama(tmp_path / "model", num_layers=5)
+    weights = load(open_tensors(path), torch.float32, torch.device("cpu"), lambda _: None)
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def watched(layers: Iterator[LayerWeights]) -> Iterator[LayerWeights]:
+        for layer in layers:
+            held.extend(weakref.ref(matrix) for matrix in (layer.qkv, layer.attention_out, layer.gate_up, layer.down))
+            alive.append(sum(matrix() is not None for matrix in held))
+            yield layer
+
+    Model(replace(weights, layers=watched(weights.layers)), 64, None)
+    # This layer's four matrices, and those of the one before until its place is taken.
+    assert len(alive) == 5
+    assert max(alive) <= 8
+
+
+def test_the_first_token_is_the_model_s_own(runner: TorchRunner, reference: Reference) -> None:
+    prompt = _prompt(5, 21)
+    assert runner.first_token(prompt) == int(reference.logits(prompt)[-1].argmax())
+
+
+def test_weights_that_give_no_number_end_the_start(tmp_path: Path) -> None:
+    path = make_tiny_llama(tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, path / "model.safetensors")
+    runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20)
+    with pytest.raises(
+        ModelUnavailable, match=r"the first token fails: .* not finite; the weights are damaged"
+    ) as caught:
+        runner.first_token([1, 2, 3])
+    assert caught.value.code == "ModelCorrupt"
+
+
+def test_weights_that_memory_cannot_hold_are_refused_before_they_are_read(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice_engine.runner.free_memory_bytes", lambda _device: 100_000)
+    read: list[str] = []
+    monkeypatch.setattr(
+        "sluice_engine.weights_safetensors.SafetensorsTensors.read", lambda _self, name: read.append(name)
+    )
+    says = r"its weights are 0\.\d MB in float32, and 0\.1 MB of memory are free"
+    with pytest.raises(ModelUnavailable, match=says) as caught:
+        load_runner(ModelSource(path=str(tiny)))
+    assert caught.value.code == "OutOfMemory"
+    assert read == []
 
 
 def _overhead(path: Path) -> int:

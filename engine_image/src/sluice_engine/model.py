@@ -49,7 +49,7 @@ class Model:
         shape = weights.architecture
         self.architecture = shape
         self._embedding = weights.embedding
-        keep_rows = weights.layer_bytes <= _KEEP_ROWS_UP_TO_BYTES
+        keep_rows = shape.layer_values * weights.embedding.itemsize <= _KEEP_ROWS_UP_TO_BYTES
         self._layers = [
             Layer(layer, keep_rows=keep_rows, kernels=kernels, window=window)
             for layer, window in zip(weights.layers, shape.windows(max_length_tokens), strict=True)

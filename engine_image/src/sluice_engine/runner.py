@@ -20,10 +20,8 @@ from torch import Tensor
 from sluice_engine.architecture import Architecture
 from sluice_engine.attention import KVCache
 from sluice_engine.config import CacheConfig, EngineConfig
-from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.link import Link
-from sluice_engine.core.plan import NO_POSITIONS, DecodeBatch, Ints, ScheduledRequest, StepPlan, StepResult, TableChange
-from sluice_engine.core.request import Request, SamplingParams
+from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, StepResult
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.device import choose_device, choose_dtype, cpu_flags, describe, free_memory_bytes, usable_cores
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
@@ -32,6 +30,7 @@ from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES,
 from sluice_engine.model import Model
 from sluice_engine.sampler import Sampler, Samples
 from sluice_engine.sources import resolve
+from sluice_engine.synthetic import Pool, first_plan, synthetic_plan
 from sluice_engine.weights import Tensors, load, open_tensors
 
 log = logging.getLogger(__name__)
@@ -81,6 +80,7 @@ class TorchRunner:
         architecture = tensors.architecture
         max_length = _max_length(config.model.max_length_tokens, architecture)
         kernels = _kernels(architecture, dtype, device)
+        _check_memory(path, architecture, dtype, free_memory_bytes(device))
         try:
             with torch.inference_mode():
                 weights = load(tensors, dtype, device, progress, keep_blocks=isinstance(kernels, Kernels))
@@ -117,10 +117,31 @@ class TorchRunner:
         prefill is one chunk that begins at `start_tokens`. The step writes to the scratch block alone and reads any
         others, whatever they hold, so it may run at any time between steps.
         """
-        plan = self._synthetic_plan(decode_requests, prefill_tokens, context_tokens, start_tokens)
+        longest = min(self.max_length_tokens, self.num_blocks * self.block_tokens)
+        pool = Pool(self.num_blocks, self.block_tokens, longest)
+        plan = synthetic_plan(pool, decode_requests, prefill_tokens, context_tokens, start_tokens)
         started = time.perf_counter_ns()
         self._run(plan, self._measured, Sampler(), scratch=True)
         return max(1, (time.perf_counter_ns() - started) // 1000)
+
+    def first_token(self, prompt: list[int]) -> int:
+        """The likeliest token after a prompt, computed as any request's is: proof that a start has led to a model.
+
+        It overwrites blocks: only before the first request.
+
+        Raises:
+            ModelUnavailable: what the weights give is no number.
+        """
+        num_tokens = min(len(prompt), self.max_length_tokens, self.num_blocks * self.block_tokens)
+        plan = first_plan(prompt[:num_tokens], self.block_tokens)
+        result = self._run(plan, self._measured, Sampler())
+        if result.errors:
+            raise ModelUnavailable(
+                f"the first token fails: {result.errors[0]}; the weights are damaged, or too large for "
+                f"{str(self._cache.dtype).removeprefix('torch.')}",
+                "ModelCorrupt",
+            )
+        return int(result.token_ids[0])
 
     def measure_link(self) -> Link | None:
         """What copies between device and host cost; None without host blocks.
@@ -162,47 +183,20 @@ class TorchRunner:
         rows = plan.sampling()
         return sampler.sample(logits, [rows[row] for row in order.tolist()])
 
-    def _synthetic_plan(
-        self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int
-    ) -> StepPlan:
-        longest = min(self.max_length_tokens, self.num_blocks * self.block_tokens)
-        decoded = min(longest, max(1, context_tokens // max(1, decode_requests)))
-        shares = [(decoded - 1, 1)] * decode_requests
-        left = prefill_tokens
-        while left > 0:  # a chunk ends within the model's length
-            shares.append((start_tokens, min(left, longest - start_tokens)))
-            left -= shares[-1][1]
-        chunks, tables = [], []
-        next_block = 0
-        for slot, (start, num_tokens) in enumerate(shares):
-            end = start + num_tokens
-            num_blocks = blocks_for(end, self.block_tokens)
-            # Different blocks for each, as long as there are any: what is read twice comes from a processor's cache.
-            tables.append(TableChange(slot, 0, tuple((next_block + i) % self.num_blocks for i in range(num_blocks))))
-            next_block += num_blocks
-            if slot >= decode_requests:
-                request = Request("synthetic", [0] * end, end, SamplingParams(max_tokens=1, temperature=0.0), 0)
-                chunks.append(ScheduledRequest(request, 0, slot, start, num_tokens, samples=True))
-        nobody = np.full(decode_requests, None, dtype=object)
-        numbers = np.zeros(decode_requests, dtype=np.int64)
-        decodes = DecodeBatch(
-            slots=np.arange(decode_requests),
-            tenures=numbers,
-            incarnations=numbers,
-            requests=nobody,
-            ids=nobody,
-            plain=True,
-            penalised=False,
+
+def _check_memory(path: Path, architecture: Architecture, dtype: torch.dtype, free_bytes: int) -> None:
+    """Say before minutes of reading what the kernel would say after them without a word: it kills the process."""
+    needed = architecture.least_weight_values * dtype.itemsize
+    if needed > free_bytes:
+        kind = str(dtype).removeprefix("torch.")
+        raise ModelUnavailable(
+            f"{path}: its weights are {_gigabytes(needed)} in {kind}, and {_gigabytes(free_bytes)} of memory are free",
+            "OutOfMemory",
         )
-        return StepPlan(
-            0,
-            decodes,
-            np.full(decode_requests, decoded - 1, dtype=np.int64),
-            tuple(chunks),
-            prefill_tokens,
-            context_tokens,
-            table_changes=tuple(tables),
-        )
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:

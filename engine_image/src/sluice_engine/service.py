@@ -45,6 +45,10 @@ Command = Callable[[LoadedEngine], Emissions]
 Arguments = TypeVarTuple("Arguments")
 
 
+class _StartCancelledError(BaseException):
+    """Nobody waits for the model any more. No fault: whoever handles those on the way lets it pass."""
+
+
 class EngineService:
     """One engine's thread. Its methods belong to the event loop, those that say so to the thread."""
 
@@ -191,6 +195,8 @@ class EngineService:
         """The thread's whole life."""
         try:
             engine = self._load(self._progressed)
+        except _StartCancelledError:
+            log.info("start cancelled", extra={"stage": self.progress.stage})
         except ModelUnavailable as error:
             self._tell(self._failed, error.code, str(error))
         except InvalidConfig as error:
@@ -209,6 +215,8 @@ class EngineService:
 
     def _progressed(self, progress: LoadingProgress) -> None:
         self.progress = progress  # one reference: readers see the old one or the new one
+        if self._closing:
+            raise _StartCancelledError
 
     def _serve(self, engine: LoadedEngine) -> None:
         try:

@@ -47,6 +47,9 @@ def load_engine(
 
     table, capacity = calibrate(runner, config, live, clock, measured)
     link = runner.measure_link()
+    prompt = tokenizer.encode("Hello", add_special=True) or [0]
+    first = runner.first_token([min(token, runner.vocab_size - 1) for token in prompt])
+    log.info("first token", extra={"after": "Hello", "token_id": first})
     core = assemble(config, live, table, capacity, num_host_blocks=runner.num_host_blocks, link=link)
     derived = core.tuning.current.derived
     if not derived.feasible:

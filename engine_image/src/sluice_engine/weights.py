@@ -12,7 +12,7 @@ Blocks of a GGUF file, kept beside the matrices for kernels, stay as they are: t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -99,21 +99,13 @@ class Weights:
     architecture: Architecture
     embedding: Tensor
     """[V, H]"""
-    layers: tuple[LayerWeights, ...]
+    layers: Iterator[LayerWeights]
+    """Each is read when it is asked for: whoever packs it drops it before the next, and no model is held twice."""
     final_norm: Tensor
     """[H]"""
     head: Tensor
     """[V, H]; the embedding itself where it is tied."""
     head_blocks: Blocks | None
-
-    @property
-    def layer_bytes(self) -> int:
-        """Size of all layers' matrices."""
-        return sum(
-            matrix.nbytes
-            for layer in self.layers
-            for matrix in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
-        )
 
 
 def open_tensors(path: Path) -> Tensors:
@@ -133,10 +125,11 @@ def load(
     *,
     keep_blocks: bool = False,
 ) -> Weights:
-    """Read everything; with `keep_blocks`, the file's own blocks as well, for kernels.
+    """Everything, layers as they are asked for; with `keep_blocks`, the file's own blocks as well, for kernels.
 
     Raises:
-        ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, or is not known.
+        ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, is not known, or
+            cannot be read: that one may come with a layer.
     """
     architecture = tensors.architecture
     expected = expected_shapes(architecture)
@@ -164,7 +157,7 @@ def load(
     return Weights(
         architecture=architecture,
         embedding=embedding,
-        layers=tuple(layer(index) for index in range(architecture.num_layers)),
+        layers=(layer(index) for index in range(architecture.num_layers)),
         final_norm=read("model.norm.weight").to(dtype),
         head=embedding if architecture.tied_head else read("lm_head.weight").to(dtype),
         head_blocks=_merged(tensors, head_name) if keep_blocks else None,
