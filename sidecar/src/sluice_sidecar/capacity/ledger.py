@@ -15,6 +15,7 @@ from sluice_sidecar.capacity.inside import Inside
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.prefixes import Match
 from sluice_sidecar.capacity.progress import Progress
+from sluice_sidecar.estimates.media import Media
 
 # A stream that neither ends nor moves for this long has lost its owner: far beyond any gap between two tokens.
 LEASE_US = 900_000_000
@@ -68,6 +69,8 @@ class Cost:
     """Weighted bytes the prompt estimate was made from; 0 where nothing can be learned from it."""
     overhead_tokens: int = 0
     """Part of the estimate that does not come from text: the chat template around each message."""
+    media: Media = ()
+    """What the prompt has beside text, and how many of each."""
     tenant: str = ""
     matches: tuple[Match, ...] = ()
     """By choice: what was known of its prompt's beginning, where the price was made from a body."""

@@ -108,10 +108,7 @@ class Room:
         bias = self.pricing.outputs.bias
         bias.suspect(self.ledger.outgrown())
         for entry in self.ledger.apply(state, limits, now_us, length_bias=bias.factor):
-            if entry.cost.text_bytes:
-                self.pricing.ratio.learn(
-                    entry.cost.text_bytes, entry.choices[0].prompt_tokens - entry.cost.overhead_tokens
-                )
+            self.pricing.learn_prompt(entry.cost, entry.choices[0].prompt_tokens)
         self.pricing.observe(state, now_us)
         self._step_left_us = max(0, state.step_predicted_us - state.step_running_us) if state.step_running_us else 0
         self._queue_told_tokens = self.ledger.inside.queue_tokens

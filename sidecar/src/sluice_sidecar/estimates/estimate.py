@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections import deque
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,9 @@ from typing import Literal
 from sluice_engine.core.fit import MAX_CHOICES
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
+from sluice_sidecar.estimates import media
+from sluice_sidecar.estimates.media import Media, MediaKind
+from sluice_sidecar.estimates.upper import UpperQuantile
 
 Route = Literal["chat", "completions"]
 
@@ -92,6 +94,8 @@ class PromptSize:
     """Bytes of UTF-8, those outside ASCII weighted."""
     overhead_tokens: int = 0
     tokens: int | None = None
+    media: Media = ()
+    """What it has beside text: its tokens are priced apart."""
     text: bytes = b""
     """What the model is told, as far as two prompts that begin alike in it begin alike in their tokens."""
 
@@ -100,21 +104,21 @@ class TokenRatio:
     """Tokens per byte, learned from prompts whose length the engine has told; an upper quantile, to err safely."""
 
     def __init__(self, window: int = 128, least_samples: int = 8) -> None:
-        self._samples: deque[float] = deque(maxlen=window)
-        self._least_samples = least_samples
-        self.tokens_per_byte = START_TOKENS_PER_BYTE
+        self._upper = UpperQuantile(START_TOKENS_PER_BYTE, window=window, least_samples=least_samples)
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """As learned."""
+        return self._upper.value
 
     def learn(self, text_bytes: int, tokens: int) -> None:
         """Take in one prompt's real length, the template's part left out."""
         if text_bytes < 64:
             return
-        self._samples.append(min(1.5, max(1 / MOST_BYTES_PER_TOKEN, tokens / text_bytes)))
-        if len(self._samples) >= self._least_samples:
-            ordered = sorted(self._samples)
-            self.tokens_per_byte = ordered[min(len(ordered) - 1, len(ordered) * 9 // 10)]
+        self._upper.learn(min(1.5, max(1 / MOST_BYTES_PER_TOKEN, tokens / text_bytes)))
 
     def tokens(self, prompt: PromptSize) -> int:
-        """The length to expect, exact where it is known."""
+        """The length of its text to expect, exact where it is known."""
         if prompt.tokens is not None:
             return max(1, prompt.tokens)
         return max(1, prompt.overhead_tokens + math.ceil(prompt.text_bytes * self.tokens_per_byte))
@@ -215,10 +219,15 @@ def worth_counting(asked: Asked, limits: Limits, ratio: TokenRatio) -> bool:
 
 
 def tokenize_body(body: bytes, asked: Asked) -> bytes:
-    """What `/tokenize` is asked in order to count the largest prompt of a body that was parsed before."""
+    """What `/tokenize` is asked in order to count the largest prompt of a body that was parsed before: its text alone.
+
+    Of a picture an engine counts there the mark that stands for it, after it has fetched and decoded it.
+    """
     data = json.loads(body)
     if asked.param == "messages":
         question = {name: data[name] for name in ("messages", "tools") if data.get(name)}
+        if asked.prompts[0].media:
+            question["messages"] = media.without_media(question["messages"])
     else:
         prompt = data["prompt"]
         question = {"prompt": prompt if isinstance(prompt, str) else prompt[asked.largest]}
@@ -269,6 +278,7 @@ def _weighted_bytes(text: str) -> int:
 def _chat(data: Mapping[str, object]) -> Generator[None, None, PromptSize]:
     messages = data.get("messages")
     texts: list[str] = []
+    kinds: list[MediaKind] = []
     told = [_told({name: data[name] for name in _TEMPLATE_FIELDS if name in data})]
     count, written_bytes, stride = 0, _written_bytes(data, _WRITTEN_FIELDS), _STRIDE_PARTS
     for message in messages if isinstance(messages, list) else []:
@@ -277,20 +287,23 @@ def _chat(data: Mapping[str, object]) -> Generator[None, None, PromptSize]:
         written_bytes += _written_bytes(message, _WRITTEN_OF_A_MESSAGE) if isinstance(message, dict) else 0
         told.append(_told_beside_content(message) if isinstance(message, dict) else b"{}")
         for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, dict) else part
+            text = media.text_of(part) if isinstance(part, dict) else part
             if isinstance(text, str):
                 texts.append(text)
                 told.append(text.encode("utf-8", "surrogatepass"))
             else:
                 # Of a picture only that it is another one: its size says nothing about its tokens.
                 told.append(blake2b(_told(part), digest_size=16).digest())
+                if (kind := media.kind_of(part)) is not None:
+                    kinds.append(kind)
             stride -= 1
             if not stride:
                 yield
                 stride = _STRIDE_PARTS
     overhead = TEMPLATE_OVERHEAD_TOKENS + MESSAGE_OVERHEAD_TOKENS * count
     # Each part apart from the next, or two conversations could say the same in other words' places.
-    return PromptSize(written_bytes + sum(map(_weighted_bytes, texts)), overhead, text=b"\x00".join(told))
+    text_bytes = written_bytes + sum(map(_weighted_bytes, texts))
+    return PromptSize(text_bytes, overhead, media=media.counted(kinds), text=b"\x00".join(told))
 
 
 def _told_beside_content(message: Mapping[str, object]) -> bytes:

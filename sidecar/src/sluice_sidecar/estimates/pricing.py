@@ -18,6 +18,7 @@ from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.prefixes import Beginning, Match, Prefixes
 from sluice_sidecar.estimates.estimate import Asked, PromptSize, TokenRatio, most_prompt_tokens
+from sluice_sidecar.estimates.media import MediaTokens
 from sluice_sidecar.estimates.outputs import Outputs
 
 # The engine lists what has ended for a while: of what it has not told by then it never will.
@@ -44,6 +45,7 @@ class Pricing:
 
     def __init__(self) -> None:
         self.ratio = TokenRatio()
+        self.media = MediaTokens()
         self.outputs = Outputs()
         self.prefixes = Prefixes()
         self.answers_total = {"within": 0, "longer": 0}
@@ -59,17 +61,17 @@ class Pricing:
         self._block_tokens = 1
 
     def price(self, asked: Asked, limits: Limits, tenant: str = "", exact_tokens: int | None = None) -> Cost:
-        """The cost of a call. `exact_tokens` is the counted length of its largest prompt, where it was counted."""
+        """The cost of a call. `exact_tokens` is the counted text of its largest prompt, where it was counted."""
         choices: list[ChoiceCost] = []
         matches: list[Match] = []
         for index, prompt in enumerate(asked.prompts):
             match = self.prefixes.match(Beginning(tenant, prompt.text if self._pool_tokens else b""))
-            if exact_tokens is not None and index == asked.largest:
-                tokens = exact_tokens
-            else:
+            is_counted = exact_tokens is not None and index == asked.largest
+            tokens = exact_tokens if exact_tokens is not None and is_counted else self._text_tokens(prompt, match)
+            tokens += self.media.tokens(prompt.media)
+            if not is_counted or prompt.media:
                 # An estimate that does not fit is too high: what cannot fit for certain was refused before.
-                most = most_prompt_tokens(asked.max_tokens or 1, limits)
-                tokens = max(1, min(self._prompt_tokens(prompt, match), most))
+                tokens = max(1, min(tokens, most_prompt_tokens(asked.max_tokens or 1, limits)))
             room = largest_output_tokens(
                 tokens, max_length_tokens=limits.max_length_tokens, pool_tokens=limits.pool_tokens
             )
@@ -84,6 +86,7 @@ class Pricing:
             tuple(choices[:MAX_CHOICES]),
             text_bytes=0 if any(prompt.tokens is not None for prompt in asked.prompts) else asked.prompts[0].text_bytes,
             overhead_tokens=asked.prompts[0].overhead_tokens,
+            media=asked.prompts[0].media,
             tenant=tenant,
             matches=tuple(matches[:MAX_CHOICES]),
         )
@@ -110,8 +113,16 @@ class Pricing:
         call.output_tokens = output_tokens
         cost = call.cost
         is_one_prompt = all(match is cost.matches[0] for match in cost.matches)
-        if prompt_tokens is not None and cost.text_bytes and is_one_prompt:
-            self.ratio.learn(cost.text_bytes, prompt_tokens - cost.overhead_tokens)
+        if prompt_tokens is not None and is_one_prompt:
+            self.learn_prompt(cost, prompt_tokens)
+
+    def learn_prompt(self, cost: Cost, tokens: int) -> None:
+        """The prompt of a call was so long: what is not text in it is worth what its text does not explain."""
+        if cost.media:
+            text_tokens = cost.overhead_tokens + math.ceil(cost.text_bytes * self.ratio.tokens_per_byte)
+            self.media.learn(cost.media, tokens - text_tokens)
+        elif cost.text_bytes:
+            self.ratio.learn(cost.text_bytes, tokens - cost.overhead_tokens)
 
     def left(self, entry: Entry, now_us: int, *, listed: bool, completed: bool) -> None:
         """A call's stream has ended. `listed`: the engine will tell itself how long its answers were."""
@@ -159,8 +170,8 @@ class Pricing:
             first.prompt_tokens, first.max_tokens, first.output_tokens, shared, b"choices %d" % self._num_shared
         )
 
-    def _prompt_tokens(self, prompt: PromptSize, match: Match) -> int:
-        """The length to expect: as it was told for a known beginning, by its bytes for the rest."""
+    def _text_tokens(self, prompt: PromptSize, match: Match) -> int:
+        """The length of its text to expect: as it was told for a known beginning, by its bytes for the rest."""
         if prompt.tokens is not None or not match.num_bytes:
             return self.ratio.tokens(prompt)
         rest = 1 - match.num_bytes / match.beginning.num_bytes

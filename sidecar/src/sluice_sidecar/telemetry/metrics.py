@@ -19,6 +19,7 @@ from sluice_engine.watched import Watched
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.freshness import STATE_FAULTS, StateFault
 from sluice_sidecar.errors import Reason
+from sluice_sidecar.estimates.media import KINDS
 from sluice_sidecar.telemetry.instruments import FastCounter, FastHistogram
 from sluice_sidecar.telemetry.regret import Verdicts
 from sluice_sidecar.telemetry.state import Freshness
@@ -168,6 +169,14 @@ class AdmissionCollector(Collector):
         ]  # fmt: skip
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"sluice_gate_{name}", text, value=value)
+        media = GaugeMetricFamily(
+            "sluice_gate_media_tokens",
+            "Prompt tokens that one part beside text is taken for.",
+            labels=["kind"],
+        )
+        for kind in KINDS:
+            media.add_metric([kind], float(room.pricing.media.tokens_of(kind)))
+        yield media
         freshness = GaugeMetricFamily(
             "sluice_gate_freshness", "1 for how far the state is trusted.", labels=["freshness"]
         )
