@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
-from sluice_sidecar.telemetry.demand import HORIZON_US, Demand, Work, total, work_of
+from sluice_sidecar.estimates.work import Work, total, work_of
+from sluice_sidecar.telemetry.demand import HORIZON_US, Demand
 from sluice_sidecar.telemetry.headroom import capacity_tokens_per_second
 
 SECOND = 1_000_000
@@ -61,6 +62,20 @@ def test_what_a_storm_sheds_unread_counts_as_what_was_read_before_it() -> None:
     lately, _ = demand.lately(2 * SECOND)
     assert (lately["shed"].requests, lately["shed"].tokens) == (101, 120 + 400 * 30)
     assert total(demand.lately(HORIZON_US + 2 * SECOND)[0].values()).tokens == 0
+
+
+def test_a_storm_is_taken_for_what_was_read_of_late_and_not_for_long_ago() -> None:
+    demand = Demand()
+    for _ in range(300):
+        demand.count("shed", Work(1, 900, 100, 9_000), SECOND, retry=False)
+    for _ in range(250):
+        demand.count("shed", Work(1, 90, 10, 700), SECOND, retry=True)
+    before = dict(demand.tokens_total)
+    demand.count_unread(SECOND)
+
+    assert demand.tokens_total["shed", "first"] == before["shed", "first"]
+    assert demand.tokens_total["shed", "retry"] == before["shed", "retry"] + 100
+    assert demand.block_us_total["shed", "retry"] == 251 * 700
 
 
 def test_a_storm_before_anything_was_read_is_no_demand_that_anybody_could_name() -> None:

@@ -3,12 +3,15 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import TenantConfig
 from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
+from sluice_sidecar.estimates.work import work_of
 from sluice_sidecar.waiting import tenants as module
 from sluice_sidecar.waiting.tenants import MAX_IDLE, Tenants, expected_us, used_tokens, used_us
 from sluice_sidecar.waiting.wishes import Wanted, Wishes
@@ -235,13 +238,13 @@ def test_an_end_that_nobody_knows_changes_nothing() -> None:
     [
         # 1000 tokens at 50 µs; the pool of 1,600 tokens is held for one step of 10 ms only.
         pytest.param(1000, 1, 50_000 + 2_500, id="a-prompt-costs-the-engine-time"),
-        # 200 held on average, of 1,600, for 200 steps of 10 ms; by tokens it were 200 × 10 ms / 4.
+        # 13 blocks held on average, of 100, for 200 steps of 10 ms; by tokens it were 200 × 10 ms / 4.
         pytest.param(100, 200, 500_000 + 5_000, id="an-answer-shares-its-steps-with-others"),
-        pytest.param(700, 200, 800 * 200 * 10_000 // 1600, id="a-long-one-holds-the-cache"),
+        pytest.param(700, 200, 50 * (700 * 50 + 200 * 10_000) // 100, id="a-long-one-holds-the-cache"),
     ],
 )
 def test_a_call_costs_the_larger_of_its_tokens_and_its_cache(prompt: int, output: int, expected: int) -> None:
-    assert expected_us(Cost((ChoiceCost(prompt, output),)), limits()) == expected
+    assert expected_us(work_of(Cost((ChoiceCost(prompt, output),)), limits()), limits()) == expected
 
 
 def test_what_was_used_goes_by_what_was_computed_and_how_long_it_stayed() -> None:
@@ -249,7 +252,17 @@ def test_what_was_used_goes_by_what_was_computed_and_how_long_it_stayed() -> Non
     whole = Progress(800, 100, 100, 100, computed_tokens=800, output_tokens=50)
 
     assert used_us((half,), 0, limits(), completed=False) == 400 * 50
-    assert used_us((whole,), S, limits(), completed=True) == 825 * S // 1600
+    assert used_us((whole,), S, limits(), completed=True) == 52 * S // 100
     assert used_tokens((half,), completed=False) == 800
     assert used_tokens((Progress(800, 100, 100, 100),), completed=False) == 0
     assert used_tokens((whole, whole), completed=True) == 1_700
+
+
+@given(prompt=st.integers(1, 1_500), output=st.integers(1, 1_500))
+def test_a_call_that_goes_as_expected_costs_what_was_expected(prompt: int, output: int) -> None:
+    found = limits()
+    work = work_of(Cost((ChoiceCost(prompt, output),)), found)
+    stay_us = prompt * 50 + output * 10_000
+    went = Progress(prompt, output, output, output, computed_tokens=prompt, output_tokens=output)
+
+    assert used_us((went,), stay_us, found, completed=True) == expected_us(work, found)

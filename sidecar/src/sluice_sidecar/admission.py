@@ -21,11 +21,12 @@ from sluice_sidecar.callers.quotas import Quotas
 from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry, Permit
 from sluice_sidecar.capacity.room import Held, Look, Room
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
+from sluice_sidecar.estimates.work import Work, work_of
 from sluice_sidecar.retries.attempts import FIRST, Attempt, Attempts
 from sluice_sidecar.retries.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
 from sluice_sidecar.retries.retry_budget import SPENT, RetryBudget
 from sluice_sidecar.telemetry.decisions import Decisions
-from sluice_sidecar.telemetry.demand import Demand, Verdict, Work, work_of
+from sluice_sidecar.telemetry.demand import Demand
 from sluice_sidecar.waiting.door import Door
 from sluice_sidecar.waiting.fairness import Ticket
 from sluice_sidecar.waiting.tenants import expected_us, used_tokens, used_us
@@ -312,12 +313,12 @@ class Admission:
         is_retry = ticket.attempt.number > 0
         self.retries_total["admitted"] += is_retry
         self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
-        self._count("admitted", ticket, now_us)
+        work = work_of(ticket.cost, self.room.limits)
+        self.demand.count("admitted", work, now_us, retry=is_retry)
         ticket.decision.admitted(now_us)
         if not ticket.decision.shed_by:
             self.sizes.admitted(ticket.terms, ticket.cost, now_us)
-        engine_us = expected_us(ticket.cost, self.room.limits)
-        self.tenants.start(ticket.terms.tenant, ticket.request_id, engine_us)
+        self.tenants.start(ticket.terms.tenant, ticket.request_id, expected_us(work, self.room.limits))
         return self.room.reserve(ticket.request_id, ticket.cost, look, now_us)
 
     def _admit_waiting(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
@@ -333,11 +334,6 @@ class Admission:
                 self._queue.renew(tenant)
         self.quotas.settle(entry.id, used_tokens(entry.choices, completed=completed))
         self.advance(now_us)
-
-    def _count(self, verdict: Verdict, ticket: Ticket, now_us: int) -> None:
-        assert self.room.limits is not None, "asked where something was looked at"
-        work = work_of(ticket.cost, self.room.limits)
-        self.demand.count(verdict, work, now_us, retry=ticket.attempt.number > 0)
 
     def _refuse_unavailable(self, reason: Reason) -> Refusal:
         return Refusal(reason, _UNAVAILABLE[reason])
@@ -355,9 +351,10 @@ class Admission:
 
     def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
-        held = ticket.held
+        held, limits = ticket.held, self.room.limits
         assert held is not None, "who is refused for load was looked at"
-        self._count("shed", ticket, now_us)
+        assert limits is not None, "and something was looked at"
+        self.demand.count("shed", work_of(ticket.cost, limits), now_us, retry=ticket.attempt.number > 0)
         if self.tenants.is_over(ticket.terms.tenant) and self._queue.others_wait(ticket):
             held = Held(Reason.TENANT_SHARE, self._door.over_share(ticket), held.wait_us)
         elif held.reason is not Reason.TENANT_SHARE and not held.by_itself:

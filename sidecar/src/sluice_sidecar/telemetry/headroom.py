@@ -9,7 +9,7 @@ from bisect import bisect_left
 
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.limits import Limits
-from sluice_sidecar.telemetry.demand import Work, total
+from sluice_sidecar.estimates.work import Work, total
 from sluice_sidecar.telemetry.state import Demanded, Headroom
 
 NONE = Headroom(slots=0, blocks=0, tokens_per_second=0, capacity_tokens_per_second=None, class_cut=None)

@@ -21,6 +21,7 @@ from sluice_engine.config import TenantConfig
 from sluice_sidecar.capacity.ledger import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
+from sluice_sidecar.estimates.work import Work, held_blocks
 from sluice_sidecar.waiting.wishes import Wanted, Wishes
 
 # Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
@@ -261,26 +262,21 @@ class Tenants:
                 del self._accounts[name], self._idle[name]
 
 
-def expected_us(cost: Cost, limits: Limits) -> int:
-    """What a call is expected to use, in microseconds of the whole engine."""
-    step_us = limits.decode_step_us(limits.max_sequences)
-    # It holds its prompt, and on average half of its answer, for as long as the answer takes.
-    held_token_us = sum(
-        (choice.prompt_tokens + choice.output_tokens // 2) * choice.output_tokens * step_us for choice in cost.choices
-    )
-    return _engine_us(limits, cost.prefill_tokens, cost.decode_tokens, held_token_us)
+def expected_us(work: Work, limits: Limits) -> int:
+    """What the work of a call is expected to use, in microseconds of the whole engine."""
+    return _engine_us(limits, work.prefill_tokens, work.output_tokens, work.block_us)
 
 
 def used_us(choices: Iterable[Progress], stayed_us: int, limits: Limits, *, completed: bool) -> int:
     """What a call that leaves has used, as far as the engine has told."""
-    prompt_tokens = output_tokens = held_tokens = 0
+    prompt_tokens = output_tokens = blocks = 0
     for choice in choices:
         # The last of a short answer may have come after the engine's last word about it.
         computed = choice.prompt_tokens if completed else min(choice.prompt_tokens, choice.computed_tokens)
         prompt_tokens += max(0, computed - choice.cached_tokens)
         output_tokens += choice.output_tokens
-        held_tokens += choice.prompt_tokens + choice.output_tokens // 2
-    return _engine_us(limits, prompt_tokens, output_tokens, held_tokens * stayed_us)
+        blocks += held_blocks(choice.prompt_tokens, choice.output_tokens, limits)
+    return _engine_us(limits, prompt_tokens, output_tokens, blocks * stayed_us)
 
 
 def used_tokens(choices: Iterable[Progress], *, completed: bool) -> int:
@@ -293,8 +289,8 @@ def used_tokens(choices: Iterable[Progress], *, completed: bool) -> int:
     )
 
 
-def _engine_us(limits: Limits, prompt_tokens: int, output_tokens: int, held_token_us: int) -> int:
+def _engine_us(limits: Limits, prompt_tokens: int, output_tokens: int, block_us: int) -> int:
     """The larger of two shares: of the engine's time, by tokens, and of its KV pool over time."""
     step_us = limits.decode_step_us(limits.max_sequences)
     tokens_us = prompt_tokens * limits.per_prefill_token_ns // 1000 + output_tokens * step_us // limits.max_sequences
-    return max(1, tokens_us, held_token_us // limits.pool_tokens)
+    return max(1, tokens_us, block_us // limits.total_blocks)
