@@ -75,7 +75,8 @@ class EventStream:
             if call.outcome == "completed":
                 self._answer.permit.completed = self._upstream.status == web.HTTPOk.status_code
                 self._completed(self._answer, self._tail)
-            if not whole or (call.outcome == "failed" and b'"error"' not in self._tail):
+            # An engine that frames nothing ends what it breaks off as it ends what is whole.
+            if not whole or (call.outcome != "completed" and b'"error"' not in self._tail):
                 await watch.write(self._error_event(), self._clock())
             elif self._pending:
                 await watch.write(self._pending, self._clock())
