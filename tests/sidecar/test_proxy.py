@@ -224,20 +224,6 @@ async def test_a_client_that_leaves_the_door_makes_room_for_the_next(engine: Scr
         assert len(engine.bodies) == 5
 
 
-async def test_a_client_that_only_half_closes_is_gone(gate: RunningGate, engine: ScriptedEngine) -> None:
-    engine.script = Script(hold_token={1: asyncio.Event()})
-    _, writer = await asyncio.open_connection(gate.host, gate.port)
-    body = b'{"messages": [], "max_tokens": 2, "stream": true}'
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    await until(lambda: bool(engine.active))
-
-    writer.write_eof()
-
-    await until(lambda: engine.aborted == 1)
-    await empty(gate.gate)
-    writer.close()
-
-
 async def test_a_reader_that_stalls_is_cut_and_its_request_aborted(engine: ScriptedEngine, socket_dir: Path) -> None:
     engine.script = Script(tokens=100_000, text="tok" * 1_000)
     async with running_gate(engine, socket_dir, stall_timeout_us=100_000) as gate:

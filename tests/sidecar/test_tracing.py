@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -117,6 +118,48 @@ async def test_what_went_wrong_stands_in_its_span(
         assert (span.status.code == span.status.STATUS_CODE_ERROR) is is_error
 
 
+BROKEN = [
+    pytest.param({"traceparent": "garbage"}, id="no-context"),
+    pytest.param({"traceparent": f"ff-{TRACE}-{PARENT}-01"}, id="a-version-that-is-forbidden"),
+    pytest.param({"traceparent": f"00-{'0' * 32}-{PARENT}-01"}, id="a-trace-of-zeros"),
+    pytest.param({"traceparent": f"00-{TRACE}-{PARENT}-01-more"}, id="more-than-the-version-has"),
+    pytest.param({"traceparent": f"00-{TRACE}-{PARENT}-01, 00-{TRACE}-{PARENT}-01"}, id="two"),
+]
+
+
+@pytest.mark.parametrize("sent", BROKEN)
+async def test_a_context_that_is_none_begins_a_trace_of_its_own(
+    engine: ScriptedEngine, socket_dir: Path, sent: dict[str, str]
+) -> None:
+    async with (
+        collecting() as collector,
+        running_gate(engine, socket_dir, otlp_endpoint=collector.url) as gate,
+    ):
+        assert await ended(gate, headers=sent | {"tracestate": "vendor=1"}) == 200
+
+        ours, engines = collector.spans["POST /v1/chat/completions"], collector.spans["engine"]
+        assert ours.parent_span_id == b""
+        assert ours.trace_id.hex() != TRACE
+        (told,) = engine.headers
+        assert told["traceparent"].startswith(f"00-{ours.trace_id.hex()}-{engines.span_id.hex()}-0")
+
+
+async def test_who_left_stands_in_its_span(engine: ScriptedEngine, socket_dir: Path) -> None:
+    engine.script = Script(hold_token={1: asyncio.Event()})
+    async with (
+        collecting() as collector,
+        running_gate(engine, socket_dir, otlp_endpoint=collector.url) as gate,
+    ):
+        async with gate.post() as response:
+            await response.content.readany()
+        await empty(gate.gate)
+        await gate.gate.tracing.close()
+
+        ours = collector.spans["POST /v1/chat/completions"]
+        assert attributes(ours)["sluice.outcome"] == "client_left"
+        assert collector.spans["engine"].parent_span_id == ours.span_id
+
+
 async def test_a_client_that_says_not_to_record_is_obeyed(engine: ScriptedEngine, socket_dir: Path) -> None:
     async with (
         collecting() as collector,
@@ -131,10 +174,11 @@ async def test_a_client_that_says_not_to_record_is_obeyed(engine: ScriptedEngine
 async def test_without_an_endpoint_the_context_passes_and_nothing_is_made(
     gate: RunningGate, engine: ScriptedEngine
 ) -> None:
-    assert await ended(gate, headers=CONTEXT) == 200
+    sent = CONTEXT | {"baggage": "user=1;ttl=5,team=a"}
+    assert await ended(gate, headers=sent) == 200
 
     (told,) = engine.headers
-    assert {name: told[name] for name in CONTEXT} == CONTEXT
+    assert {name: told[name] for name in sent} == sent
     assert isinstance(gate.gate.tracing, tracing.NoTracing)
 
 
