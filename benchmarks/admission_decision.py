@@ -28,7 +28,8 @@ from sluice_engine.core.state import (
     StepCost,
 )
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.capacity.peak import Growth
 from sluice_sidecar.telemetry.measure import percentile
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from experiments import seeds
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
 from sluice_engine.core.state import EngineState
-from sluice_sidecar.capacity.ledger import Cost
-from sluice_sidecar.capacity.room import Held, Look, Room
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.look import Held, Look
+from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.errors import Reason
 from sluice_simulator.run import World
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from experiments import seeds
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 from sluice_simulator.histogram import Histogram
 from sluice_simulator.run import World
 

@@ -14,7 +14,8 @@ from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
 from sluice_engine.core.terms import CLASSES, Terms
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.capacity.ledger import LEASE_US, ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import LEASE_US, Permit
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.peak import FuturePeak
 from sluice_sidecar.errors import Reason, Refusal

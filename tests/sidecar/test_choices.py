@@ -15,7 +15,8 @@ from sluice_engine.counters import Counters
 from sluice_engine.intake import completion_prompts, requests_of
 from sluice_engine.protocol.completions import parse_completion
 from sluice_engine.publication import LoadedEngine, publication_of
-from sluice_sidecar.capacity.ledger import UNSEEN_GRACE_US, Cost, Ledger
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.ledger import UNSEEN_GRACE_US, Ledger
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.prefixes import CHUNK_BYTES
 from sluice_sidecar.estimates import estimate

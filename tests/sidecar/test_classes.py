@@ -10,7 +10,8 @@ from sluice_engine.config import ClassConfig, LiveConfig
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.terms import CLASSES, Terms
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.waiting.classes import USUAL_PERCENT, Classes
 

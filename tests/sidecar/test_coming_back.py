@@ -15,7 +15,8 @@ from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_s
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.retries.attempts import Attempt
 

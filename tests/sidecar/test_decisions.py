@@ -12,7 +12,7 @@ from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import ScriptedEngine, live_config, ready_state
 from sluice_engine.core.state import PoolState
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.telemetry.decisions import Decisions
 from sluice_sidecar.telemetry.measure import StreamTimes

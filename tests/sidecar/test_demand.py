@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.estimates.work import Work, total, work_of
 from sluice_sidecar.telemetry.demand import HORIZON_US, Demand

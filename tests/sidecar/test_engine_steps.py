@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Entry
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.engines.assumed import assume_prefilled

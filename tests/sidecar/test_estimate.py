@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_sidecar.capacity.ledger import ChoiceCost
+from sluice_sidecar.capacity.cost import ChoiceCost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refused
 from sluice_sidecar.estimates import estimate
-from sluice_sidecar.estimates.estimate import Route, TokenRatio
+from sluice_sidecar.estimates.estimate import Route
 from sluice_sidecar.estimates.pricing import Pricing
+from sluice_sidecar.estimates.prompt import TokenRatio
 
 
 def limits() -> Limits:

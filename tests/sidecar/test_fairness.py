@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sluice_engine.config import TenantConfig
 from sluice_engine.core.terms import CLASSES, Terms
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.telemetry.decisions import Decision
 from sluice_sidecar.waiting.fairness import Queue, Ticket
 from sluice_sidecar.waiting.tenants import Tenants

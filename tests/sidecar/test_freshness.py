@@ -4,9 +4,11 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import EngineState, RequestState
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.freshness import STOPPED_US, Sight
-from sluice_sidecar.capacity.ledger import LEASE_US, ChoiceCost, Cost
-from sluice_sidecar.capacity.room import Look, Room
+from sluice_sidecar.capacity.ledger import LEASE_US
+from sluice_sidecar.capacity.look import Look
+from sluice_sidecar.capacity.room import Room
 
 S = 1_000_000
 

@@ -17,7 +17,8 @@ from sidecar.scripted_engine import live_config, ready_state
 from sluice_sidecar import leases
 from sluice_sidecar.call import Call
 from sluice_sidecar.capacity import ledger
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Ledger
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Ledger
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.engines import calibrate, connection
 

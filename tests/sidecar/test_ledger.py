@@ -8,7 +8,8 @@ import pytest
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import DerivedLimits, EngineState, FinishedState, PoolState, RequestState
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.capacity.ledger import LEASE_US, UNSEEN_GRACE_US, ChoiceCost, Cost, Entry, Ledger, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import LEASE_US, UNSEEN_GRACE_US, Entry, Ledger, Permit
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Refusal
 

@@ -14,7 +14,7 @@ from sidecar.foreign_server import ForeignServer
 from sidecar.running import empty, running_gate
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import PoolState
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.engines import calibrate
 from sluice_sidecar.estimates import estimate

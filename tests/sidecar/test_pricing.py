@@ -9,7 +9,8 @@ import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import EngineState, FinishedState, PrefixState, RequestState
-from sluice_sidecar.capacity.ledger import Cost, Ledger
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.ledger import Ledger
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.estimates import estimate
 from sluice_sidecar.estimates.estimate import Route

@@ -12,7 +12,8 @@ import pytest
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.web import turnstile as turnstile_module
 from sluice_sidecar.web.shedding import CANNED_PER_S, EARLY_PER_S, Effort, Shedding

@@ -15,7 +15,7 @@ from sluice_engine import codec
 from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig, TenantConfig
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.admission import Ticket
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.retries.attempts import Attempt
 from sluice_sidecar.telemetry.headroom import demanded, headroom

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.prefixes import Beginning, Match
 from sluice_sidecar.waiting.sizes import KEPT_US, MAX_OWN, OWN_FROM, REST_FACTOR, SizeGuard
 

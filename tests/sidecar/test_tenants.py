@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import TenantConfig
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.estimates.work import work_of

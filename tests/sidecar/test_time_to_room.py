@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.state import PoolState
 from sluice_sidecar.admission import Admission
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.capacity.peak import FuturePeak, Growth
 from sluice_sidecar.errors import Refusal
 

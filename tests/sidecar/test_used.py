@@ -15,7 +15,8 @@ from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
 from sluice_engine.config import TenantConfig
 from sluice_engine.core.state import RequestState
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Ledger, Permit
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Ledger, Permit
 from sluice_sidecar.capacity.limits import Limits
 
 TENANT = {"x-sluice-tenant": "a"}

@@ -18,8 +18,10 @@ from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
 from sluice_sidecar import deadlines
 from sluice_sidecar.callers.quotas import Quotas
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry, Permit
-from sluice_sidecar.capacity.room import Held, Look, Room
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Entry, Permit
+from sluice_sidecar.capacity.look import Held, Look
+from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
 from sluice_sidecar.estimates.work import Work, work_of
 from sluice_sidecar.retries.attempts import FIRST, Attempt, Attempts

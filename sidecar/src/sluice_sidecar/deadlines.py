@@ -8,9 +8,9 @@ Must not know the ledger.
 from __future__ import annotations
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
-from sluice_sidecar.capacity.room import Held, Look
+from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.errors import Reason, Refusal
 
 # The step times are those of the promise's percentile; a typical step is about so much shorter.

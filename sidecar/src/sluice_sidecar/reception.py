@@ -19,7 +19,8 @@ from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.call import Call
 from sluice_sidecar.callers.identity import Callers
 from sluice_sidecar.callers.trust import TrustedPeers
-from sluice_sidecar.capacity.ledger import Cost, Permit
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import estimate

@@ -15,10 +15,12 @@ from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import DerivedLimits
 from sluice_sidecar.admission import Admission, Ticket
-from sluice_sidecar.capacity.ledger import Cost, Permit
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.estimates import estimate
-from sluice_sidecar.estimates.estimate import Asked, PromptSize
+from sluice_sidecar.estimates.estimate import Asked
+from sluice_sidecar.estimates.prompt import PromptSize
 from sluice_sidecar.retries.attempts import Attempt
 from sluice_sidecar.telemetry.headroom import share_left
 from sluice_simulator.call import Call

@@ -7,15 +7,16 @@ refusal says, or HTTP. Pure: the clock comes in with each call.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.freshness import Sight
 from sluice_sidecar.capacity.inside import Inside
 from sluice_sidecar.capacity.learned import Learned
-from sluice_sidecar.capacity.ledger import Cost, Entry, Ledger, Permit, progress_of
+from sluice_sidecar.capacity.ledger import Entry, Ledger, Permit, progress_of
 from sluice_sidecar.capacity.limits import Ceiling, Limits
+from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.estimates.pricing import Pricing
 from sluice_sidecar.telemetry.measure import RecentMost
@@ -25,41 +26,6 @@ from sluice_sidecar.telemetry.state import Freshness
 MEAN_OF_EXPECTED = 0.7
 # What stale state costs: room for what the engine did since.
 STALE_FACTOR = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What keeps a request out now."""
-
-    reason: Reason
-    problem: str
-    """The middle of a sentence."""
-    wait_us: int | None
-    """Measured time until there is room; None while the drain is unmeasured."""
-    by_itself: bool = False
-    """There is room; it asks for more than is promised to all."""
-
-
-@dataclass(slots=True)
-class Look:
-    """What the door saw of the room for one call; None is what a cheaper test made needless."""
-
-    inside: int
-    sequences: int | None = None
-    peak_blocks: int | None = None
-    """The future peak with this call."""
-    ceiling_blocks: int | None = None
-    predicted_ttft_us: int | None = None
-    """From now, the bias included."""
-    unbiased_ttft_us: int | None = None
-    """From now, by the step times alone: what the bias is learned from."""
-    promised_ttft_us: int | None = None
-    waited_us: int = 0
-    """Of the promise, what has gone by."""
-    predicted_finish_us: int | None = None
-    """From now to the last token that is expected of it, what was learned included."""
-    held: Held | None = None
-    """What keeps it out; None when there is room."""
 
 
 class Room:

@@ -1,14 +1,12 @@
-"""What a request will cost, read from its body and from what earlier ones turned out to cost.
+"""What a request asks for, read from its body, and whether that could ever run.
 
-Owns the learned ratio of tokens to bytes; the price itself is made in `pricing`. The body is parsed to be priced, never
-to be judged: a wrong type is priced as little and left to the engine, whose answer names the field. Must not know the
-ledger or HTTP.
+The price is made in `pricing`. The body is parsed to be priced, never to be judged: a wrong type is priced as little
+and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from array import array
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -20,20 +18,14 @@ from sluice_engine.core.fit import MAX_CHOICES
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import media
-from sluice_sidecar.estimates.media import Media, MediaKind
-from sluice_sidecar.estimates.upper import UpperQuantile
+from sluice_sidecar.estimates.media import MediaKind
+from sluice_sidecar.estimates.prompt import MOST_BYTES_PER_TOKEN, NON_ASCII_WEIGHT, PromptSize, TokenRatio
 
 Route = Literal["chat", "completions"]
 
 # What a chat template puts around one message (role, separators), and around the whole (a default system message).
 MESSAGE_OVERHEAD_TOKENS = 8
 TEMPLATE_OVERHEAD_TOKENS = 32
-# Until learned: one token for three bytes of ASCII; real text has four or more. Other scripts split finer.
-START_TOKENS_PER_BYTE = 1 / 3
-NON_ASCII_WEIGHT = 1.5
-# No tokenizer in use packs running text into fewer tokens than this many bytes each: what is too long by this measure
-# is too long for certain, and is not worth the engine's time to count.
-MOST_BYTES_PER_TOKEN = 16
 # From this share of what fits at most, an estimate that is off by a half may keep out what would have fitted.
 COUNTED_FROM_SHARE = 0.25
 # What else of a body becomes part of a chat's prompt.
@@ -84,44 +76,6 @@ class Asked:
     def largest(self) -> int:
         """Index of the largest prompt."""
         return max(range(len(self.prompts)), key=lambda i: (self.prompts[i].tokens or 0, self.prompts[i].text_bytes))
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSize:
-    """One prompt: its exact length where the caller sent token ids, else its text in bytes."""
-
-    text_bytes: int = 0
-    """Bytes of UTF-8, those outside ASCII weighted."""
-    overhead_tokens: int = 0
-    tokens: int | None = None
-    media: Media = ()
-    """What it has beside text: its tokens are priced apart."""
-    text: bytes = b""
-    """What the model is told, as far as two prompts that begin alike in it begin alike in their tokens."""
-
-
-class TokenRatio:
-    """Tokens per byte, learned from prompts whose length the engine has told; an upper quantile, to err safely."""
-
-    def __init__(self, window: int = 128, least_samples: int = 8) -> None:
-        self._upper = UpperQuantile(START_TOKENS_PER_BYTE, window=window, least_samples=least_samples)
-
-    @property
-    def tokens_per_byte(self) -> float:
-        """As learned."""
-        return self._upper.value
-
-    def learn(self, text_bytes: int, tokens: int) -> None:
-        """Take in one prompt's real length, the template's part left out."""
-        if text_bytes < 64:
-            return
-        self._upper.learn(min(1.5, max(1 / MOST_BYTES_PER_TOKEN, tokens / text_bytes)))
-
-    def tokens(self, prompt: PromptSize) -> int:
-        """The length of its text to expect, exact where it is known."""
-        if prompt.tokens is not None:
-            return max(1, prompt.tokens)
-        return max(1, prompt.overhead_tokens + math.ceil(prompt.text_bytes * self.tokens_per_byte))
 
 
 def parse(body: bytes, route: Route) -> Asked:

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from sluice_engine.core.fit import MAX_CHOICES, largest_output_tokens
 from sluice_engine.core.request import Outcome
 from sluice_engine.core.state import EngineState, FinishedState, RequestState
-from sluice_sidecar.capacity.ledger import ChoiceCost, Cost, Entry
+from sluice_sidecar.capacity.cost import ChoiceCost, Cost
+from sluice_sidecar.capacity.ledger import Entry
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.prefixes import Beginning, Match, Prefixes
-from sluice_sidecar.estimates.estimate import Asked, PromptSize, TokenRatio, most_prompt_tokens
+from sluice_sidecar.estimates.estimate import Asked, most_prompt_tokens
 from sluice_sidecar.estimates.media import MediaTokens
 from sluice_sidecar.estimates.outputs import Outputs
+from sluice_sidecar.estimates.prompt import PromptSize, TokenRatio
 
 # The engine lists what has ended for a while: of what it has not told by then it never will.
 _TOLD_WITHIN_US = 10_000_000

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sluice_engine.core.fit import blocks_for
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 
 

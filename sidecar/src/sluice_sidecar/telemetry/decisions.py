@@ -16,8 +16,8 @@ from sluice_sidecar.telemetry.regret import Kind, Regret
 
 if TYPE_CHECKING:
     from sluice_engine.core.terms import Terms
-    from sluice_sidecar.capacity.ledger import Cost
-    from sluice_sidecar.capacity.room import Held, Look
+    from sluice_sidecar.capacity.cost import Cost
+    from sluice_sidecar.capacity.look import Held, Look
     from sluice_sidecar.errors import Refusal
     from sluice_sidecar.telemetry.measure import StreamTimes
 

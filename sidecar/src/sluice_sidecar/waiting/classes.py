@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from sluice_engine.config import ClassConfig
 from sluice_engine.core.terms import CLASSES
-from sluice_sidecar.capacity.ledger import Cost
-from sluice_sidecar.capacity.room import Held, Look, Room
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.look import Held, Look
+from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.errors import Reason
 
 # What is kept free for the more urgent: a burst of theirs finds room before anything had to end.

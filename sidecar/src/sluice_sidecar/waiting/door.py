@@ -10,8 +10,9 @@ import math
 
 from sluice_engine.config import LiveConfig
 from sluice_sidecar import deadlines
-from sluice_sidecar.capacity.ledger import Cost
-from sluice_sidecar.capacity.room import Held, Look, Room
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.look import Held, Look
+from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.waiting.classes import Classes
 from sluice_sidecar.waiting.fairness import Queue, Ticket

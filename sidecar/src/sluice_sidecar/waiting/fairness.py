@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
 from sluice_engine.core.terms import CLASSES, Terms
-from sluice_sidecar.capacity.ledger import Cost, Permit
-from sluice_sidecar.capacity.room import Held
+from sluice_sidecar.capacity.cost import Cost
+from sluice_sidecar.capacity.ledger import Permit
+from sluice_sidecar.capacity.look import Held
 from sluice_sidecar.errors import Refusal
 from sluice_sidecar.retries.attempts import FIRST, Attempt
 from sluice_sidecar.telemetry.decisions import Decision

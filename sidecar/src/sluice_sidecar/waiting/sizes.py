@@ -14,7 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 
 # Let in less often than this beside a shorter size, a size goes before it. The promise to keep is 0.6.
 BEHIND_BELOW = 0.65

@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from sluice_engine.config import TenantConfig
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.estimates.work import Work, held_blocks

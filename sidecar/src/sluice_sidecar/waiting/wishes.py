@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from sluice_sidecar.capacity.ledger import Cost
+from sluice_sidecar.capacity.cost import Cost
 
 SECOND_US = 1_000_000
 SECONDS = 10
