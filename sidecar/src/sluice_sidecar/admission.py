@@ -1,8 +1,8 @@
 """The decision: who is let in now, who waits a moment at the door, and who is told when to come back.
 
-Owns the order of the tests and the words of a refusal. Whether there is room is `room`'s to say, whose turn it is and
-what keeps each out `door`'s. One call decides and reserves, so nothing can slip in between. Pure: the clock comes in
-with each call, randomness as an argument; a simulator runs this very class.
+Owns the order of the tests. Whether there is room is `room`'s to say, whose turn it is and what keeps each out
+`door`'s, how a refusal reads `refusals`'. One call decides and reserves, so nothing can slip in between. Pure: the
+clock comes in with each call, randomness as an argument; a simulator runs this very class.
 Start reading at `Admission.enter`.
 """
 
@@ -16,7 +16,7 @@ from sluice_engine.config import Enforcement, LiveConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
-from sluice_sidecar import deadlines
+from sluice_sidecar import deadlines, refusals
 from sluice_sidecar.callers.quotas import Quotas
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Entry, Permit
@@ -24,6 +24,7 @@ from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
 from sluice_sidecar.estimates.work import Work, work_of
+from sluice_sidecar.refusals import MISSED
 from sluice_sidecar.retries.attempts import FIRST, Attempt, Attempts
 from sluice_sidecar.retries.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
 from sluice_sidecar.retries.retry_budget import SPENT, RetryBudget
@@ -33,22 +34,12 @@ from sluice_sidecar.waiting.door import Door
 from sluice_sidecar.waiting.fairness import Ticket
 from sluice_sidecar.waiting.tenants import expected_us, used_tokens, used_us
 
-__all__ = ["MISSED", "Admission", "Ticket"]
+__all__ = ["Admission", "Ticket"]
 
 # What `open` in the gate's state asks for.
 PROBE_COST = Cost((ChoiceCost(prompt_tokens=64, max_tokens=64),))
 
 _NO_TERMS = Terms()
-
-_UNAVAILABLE = {
-    Reason.DRAINING: "This pod is shutting down and takes no new requests; send the request again.",
-    Reason.ENGINE_LOADING: "The model is still loading; try again in a moment.",
-    Reason.ENGINE_DEAD: "The engine is down and is being restarted; try again in a moment.",
-}
-MISSED = Refusal(
-    Reason.DEADLINE_MISSED,
-    "The deadline of this request passed before it could be answered; ask for less, or allow more time.",
-)
 
 
 class Admission:
@@ -170,7 +161,7 @@ class Admission:
 
     def refuse_unavailable(self) -> Refusal | None:
         """The refusal while no capacity exists; None while it does."""
-        return None if self.unavailable is None else self._refuse_unavailable(self.unavailable)
+        return None if self.unavailable is None else refusals.unavailable(self.unavailable)
 
     def refuse_busy(self, reason: Reason, problem: str, now_us: int, service_class: str = STANDARD) -> Refusal:
         """The refusal for load that was found outside the tests here."""
@@ -216,7 +207,7 @@ class Admission:
     def _hopeless(self, ticket: Ticket, now_us: int) -> Refusal | None:
         """What no capacity would help: 503, 400, 504."""
         if self.unavailable is not None:
-            return self._refuse_unavailable(self.unavailable)
+            return refusals.unavailable(self.unavailable)
         limits = self.room.limits
         assert limits is not None, "an engine is available only once it has told its limits"
         for choice in ticket.cost.choices:
@@ -300,7 +291,7 @@ class Admission:
         """Who goes from the door now, and with what; None when nobody does."""
         if self.unavailable is not None:
             first = next(self._queue.in_turn(), None)
-            return None if first is None else (first, self._refuse_unavailable(self.unavailable))
+            return None if first is None else (first, refusals.unavailable(self.unavailable))
         found = self._door.next_in(now_us)
         if found is None:
             return None
@@ -337,19 +328,11 @@ class Admission:
         self.quotas.settle(entry.id, used_tokens(entry.choices, completed=completed))
         self.advance(now_us)
 
-    def _refuse_unavailable(self, reason: Reason) -> Refusal:
-        return Refusal(reason, _UNAVAILABLE[reason])
-
     def _refuse_quota(self, quota: RateLimit, tokens: int) -> Refusal:
         # Not before the quota has room again, whatever else is said of when to come back.
         wait_us = max(LEAST_US, quota.wait_us)
         retry_us = self._draw(wait_us, wait_us + LEAST_SPREAD_US)
-        message = (
-            f"The quota of this tenant is used up: it is {quota.per_second} tokens per second and {quota.limit_tokens} "
-            f"at once, this request needs about {tokens}, and {quota.remaining_tokens} are left. "
-            f"Come back in {retry_us / 1e6:.1f} s."
-        )
-        return Refusal(Reason.TENANT_QUOTA, message, retry_us, rate_limit=quota)
+        return refusals.over_quota(quota, tokens, retry_us)
 
     def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
@@ -375,13 +358,7 @@ class Admission:
         retry_us = self.retry_after.delay_us(
             held.wait_us, lambda count: self.room.time_for(count, len(self.room.ledger.entries), now_us), now_us
         )
-        # Where retries have had their share already, one more would come for nothing.
-        is_pointless = self.retry_budget.closed_to(service_class, now_us)
-        back = "" if retry_us is None else f" Come back in {retry_us / 1e6:.1f} s."
-        if is_pointless:
-            back = f"{back} Retries have had their share of it; do not send this request again by itself."
-        message = f"The model is busy: {held.problem}.{back}"
-        return Refusal(held.reason, message, retry_us, wait_us=held.wait_us, is_pointless=is_pointless)
+        return refusals.busy(held, retry_us, is_pointless=self.retry_budget.closed_to(service_class, now_us))
 
     def _settle(self, ticket: Ticket, verdict: Permit | Refusal) -> None:
         if isinstance(verdict, Refusal):

@@ -14,9 +14,9 @@ import aiohttp
 from aiohttp import web
 
 from sluice_engine.core.terms import Terms
-from sluice_sidecar.admission import MISSED
 from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.estimates.estimate import Route
+from sluice_sidecar.refusals import MISSED
 from sluice_sidecar.retries.attempts import FIRST, Attempt
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.tracing import RequestSpan

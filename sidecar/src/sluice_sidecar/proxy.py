@@ -13,12 +13,13 @@ import aiohttp
 from aiohttp import web
 
 from sluice_sidecar import leases
-from sluice_sidecar.admission import MISSED, Admission
+from sluice_sidecar.admission import Admission
 from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
+from sluice_sidecar.refusals import MISSED
 from sluice_sidecar.stream import Answer, EventStream
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.recorder import Recorder

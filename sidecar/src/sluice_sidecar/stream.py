@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import aiohttp
 from aiohttp import web
 
-from sluice_sidecar.admission import MISSED
 from sluice_sidecar.call import Call, Outcome
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
+from sluice_sidecar.refusals import MISSED
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.recorder import Recorder
 from sluice_sidecar.web import events

@@ -12,9 +12,10 @@ from typing import Protocol
 
 from sluice_engine.config import SLOConfig
 from sluice_engine.core.request import Outcome, Request
-from sluice_sidecar.admission import MISSED, Ticket
+from sluice_sidecar.admission import Ticket
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Refusal
+from sluice_sidecar.refusals import MISSED
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_simulator.clients import ClientConfig, RetryBudget, retry_delay_us
 from sluice_simulator.events import Events, Timer
