@@ -40,6 +40,18 @@ def test_a_real_page_of_llama_cpp() -> None:
     )  # fmt: skip
 
 
+def test_a_page_of_sglangs_own_collectors() -> None:
+    """Printed by the collectors of 0.5.23 with priorities on; no server ran: its kernels come for CUDA only."""
+    reading = read(SGLang(), page("sglang-0.5.23"))
+
+    assert reading == Reading(
+        running=3, waiting=4, kv_tokens=4096, kv_used_tokens=1024, block_tokens=1, context_tokens=512,
+        preemptions_total=2, gap_seconds_total=0.5, gaps_total=10, prompt_tokens_total=200, output_tokens_total=40,
+        started_s=reading.started_s,
+    )  # fmt: skip
+    assert reading.started_s is not None, "though each priority has numbers beside those of all"
+
+
 def test_old_names_of_vllm_are_read_where_new_ones_are_missing() -> None:
     reading = read(
         VLLM(),
