@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.plan import StepPlan, StepResult
 from sluice_engine.core.request import Request
 
@@ -15,16 +16,16 @@ VOCAB = 1000
 FIRST_TOKEN = 10
 
 
-def next_token(tokens: list[int]) -> int:
-    return (sum(tokens) * 31 + len(tokens)) % VOCAB + FIRST_TOKEN
+def next_token(tokens: list[int], vocab: int = VOCAB) -> int:
+    return (sum(tokens) * 31 + len(tokens) ** 2 // 7) % vocab + FIRST_TOKEN
 
 
-def undisturbed(request: Request) -> list[int]:
+def undisturbed(request: Request, vocab: int = VOCAB) -> list[int]:
     """The output of a request that runs alone: its stop token included."""
     tokens = request.tokens[: request.num_prompt]
     output: list[int] = []
     while len(output) < request.sampling.max_tokens:
-        output.append(next_token(tokens + output))
+        output.append(next_token(tokens + output, vocab))
         if output[-1] in request.sampling.stop_token_ids:
             break
     return output
@@ -33,9 +34,15 @@ def undisturbed(request: Request) -> list[int]:
 class Device:
     """Computes plans; the caller decides when results are seen."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, *, told_when_settled: bool = False) -> None:
-        """`told_when_settled`: the caller calls `settled`, so no block may change hands before."""
+    def __init__(
+        self, num_blocks: int, block_tokens: int, *, told_when_settled: bool = False, vocab: int = VOCAB
+    ) -> None:
+        """`told_when_settled`: the caller calls `settled`, so no block may change hands before.
+
+        `vocab`: of two or three tokens a text repeats itself, and what comes next can be guessed.
+        """
         self.block_tokens = block_tokens
+        self._vocab = vocab
         self._told_when_settled = told_when_settled
         self._kv: list[list[int]] = [[-1] * block_tokens for _ in range(num_blocks)]
         self._host: dict[int, list[int]] = {}
@@ -56,18 +63,20 @@ class Device:
         sampled = []
         for entry in plan.scheduled:
             decodes = entry not in plan.chunks
-            end = entry.start + entry.num_tokens
-            fresh = [self._last[entry.slot]] if decodes else entry.request.tokens[entry.start : end]
+            fresh = [self._last[entry.slot]] if decodes else entry.history[entry.start :]
             assert len(fresh) == entry.num_tokens, "a chunk of tokens that nobody knows yet"
             table = self._tables[entry.slot]
             for position, token in enumerate(fresh, start=entry.start):
                 block = table[position // self.block_tokens]
                 self._kv[block][position % self.block_tokens] = token
                 written.add(block)
+            for row in entry.sampling():
+                upto = range(row.start + row.num_tokens)
+                read = [self._kv[table[at // self.block_tokens]][at % self.block_tokens] for at in upto]
+                sampled.append(next_token(read, self._vocab))
             if entry.samples:
-                read = [self._kv[table[at // self.block_tokens]][at % self.block_tokens] for at in range(end)]
-                self._last[entry.slot] = next_token(read)
-                sampled.append(self._last[entry.slot])
+                rows = sampled[-entry.num_sampled :]
+                self._last[entry.slot] = rows[num_accepted(entry.drafts, rows)]
         return StepResult(plan.step, np.array(sampled, dtype=np.int64))
 
     def settled(self, step: int) -> None:

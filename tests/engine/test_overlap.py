@@ -72,6 +72,7 @@ def make_scheduler(
     prefix: bool = False,
     victim: VictimPolicy = "LeastComputed",
     host_blocks: int = 0,
+    drafts: int = 0,
     **limits: int | None,
 ) -> Scheduler:
     pool = BlockPool(num_blocks, block_tokens)
@@ -85,15 +86,17 @@ def make_scheduler(
         prefix=PrefixCache(pool, enabled=prefix),
         space=SwapSpace(HostPool(host_blocks, block_tokens), Link(0, 1000, 1000)),
         depth=depth,
+        most_drafts=drafts,
     )
 
 
 class Bench:
     """A scheduler and a device, with results held back until somebody asks for them."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, vocab: int = VOCAB) -> None:
         self.scheduler = scheduler
-        self.device = Device(scheduler.pool.num_blocks, scheduler.pool.block_tokens, told_when_settled=True)
+        pool = scheduler.pool
+        self.device = Device(pool.num_blocks, pool.block_tokens, told_when_settled=True, vocab=vocab)
         self.now_us = 0
         self.results: dict[int, StepResult] = {}
         self.told: dict[str, list[Emission]] = {}
@@ -339,9 +342,12 @@ class Window(RuleBasedStateMachine):
         victim=st.sampled_from(get_args(VictimPolicy)),
         prefix=st.booleans(),
         host_blocks=st.sampled_from([0, 6, 30]),
+        drafts=st.sampled_from([0, 1, 3, 8]),
+        vocab=st.sampled_from([2, 3, VOCAB]),
     )
-    def start(self, **options: Any) -> None:
-        self.bench = Bench(make_scheduler(**options))
+    def start(self, vocab: int, **options: Any) -> None:
+        self.vocab = vocab
+        self.bench = Bench(make_scheduler(**options), vocab)
         self.scheduler = self.bench.scheduler
         self.all: list[Request] = []
         self.seen: list[StepResult] = []
@@ -450,12 +456,14 @@ class Window(RuleBasedStateMachine):
         self.bench.drain()
         pool = self.scheduler.pool
         assert pool.num_free == pool.num_blocks
+        guesses = self.scheduler.drafts
+        assert guesses is None or 0 <= guesses.accepted_total <= guesses.proposed_total
         for request in self.all:
             emissions = self.bench.told[request.id]
             assert [e.outcome is not None for e in emissions].count(True) == 1, "ends exactly once"
             assert emissions[-1].outcome is request.outcome
             told = [e.token_id for e in emissions if e.token_id is not None]
-            expected = undisturbed(request)
+            expected = undisturbed(request, self.vocab)
             if request.outcome is Outcome.STOP:
                 expected = expected[:-1]
             if request.outcome in {Outcome.STOP, Outcome.LENGTH}:

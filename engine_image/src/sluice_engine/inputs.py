@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import NO_POSITIONS, Ints, ScheduledRequest, StepPlan, TableChange
 from sluice_engine.kernels.library import Tiles
@@ -170,8 +171,9 @@ class StepBuilder:
         row_of_single[by_length] = np.arange(len(by_length))
         last_rows = dict(zip(long, (len(by_length) + np.cumsum(chunks.counts) - 1).tolist(), strict=True))
         last_rows |= zip(short, row_of_single[len(decodes) :].tolist(), strict=True)
-        sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        rows = np.concatenate([row_of_single[: len(decodes)], _ints([last_rows[chunk] for chunk in sampling])])
+        sampling = [row for chunk in plan.chunks for row in chunk.sampling()]
+        chunk_rows = [last_rows[chunk] - back for chunk in plan.chunks for back in range(chunk.num_sampled - 1, -1, -1)]
+        rows = np.concatenate([row_of_single[: len(decodes)], _ints(chunk_rows)])
         sampled = _shares(decodes, starts, sampling)
         order = np.argsort(-sampled.ends, kind="stable")
         sampled = sampled.part(order)
@@ -192,8 +194,13 @@ class StepBuilder:
 
     def remember(self, plan: StepPlan, token_ids: Ints) -> None:
         """The tokens that were sampled, by the plan's sampling rows: the next step's decodes begin with them."""
-        slots = [chunk.slot for chunk in plan.chunks if chunk.samples]
-        self._slots.last_tokens[np.concatenate([plan.decodes.slots, _ints(slots)])] = token_ids
+        self._slots.last_tokens[plan.decodes.slots] = token_ids[: len(plan.decodes)]
+        row = len(plan.decodes)
+        for chunk in plan.chunks:
+            if chunk.samples:
+                newest = num_accepted(chunk.drafts, token_ids[row : row + chunk.num_sampled])
+                self._slots.last_tokens[chunk.slot] = token_ids[row + newest]
+            row += chunk.num_sampled
 
     def _tiles(self, singles: _Shares, chunks: _Shares) -> Tiles | None:
         """All rows in pieces that one thread computes: single rows (of a sampling batch, last rows), then chunks."""
@@ -272,8 +279,12 @@ def _end(chunk: ScheduledRequest) -> int:
 
 
 def _tokens(chunks: list[ScheduledRequest]) -> Ints:
-    """What these chunks compute; all of it was known when they were planned."""
-    return _ints([token for chunk in chunks for token in chunk.request.tokens[chunk.start : _end(chunk)]])
+    """What these chunks compute; all of it was known, or guessed, when they were planned."""
+    tokens: list[int] = []
+    for chunk in chunks:
+        tokens += chunk.request.tokens[chunk.start : _end(chunk) - len(chunk.drafts)]
+        tokens += chunk.drafts
+    return _ints(tokens)
 
 
 def _shares(slots: Ints, starts: Ints, chunks: list[ScheduledRequest]) -> _Shares:

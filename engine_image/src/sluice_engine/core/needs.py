@@ -31,6 +31,11 @@ def chunk_needs(request: Request, start: int, num_tokens: int) -> Needs:
     return Needs(amounts)
 
 
+def draft_needs(num_drafts: int) -> Needs:
+    """What computing a decode's newest token with guesses after it takes: to the device it is a chunk."""
+    return Needs({"tokens": 1 + num_drafts, "prefill_tokens": 1 + num_drafts, "draft_tokens": num_drafts})
+
+
 def fitting_tokens(request: Request, start: int, num_tokens: int, budgets: Budgets) -> int:
     """How many of these tokens the step can still take: up to the first item of media that it cannot."""
     for item in request.media:

@@ -10,7 +10,7 @@ applied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +36,7 @@ IdleReason = Literal[
     "shared_prompt",
 ]
 
-DrainReason = Literal["window_full", "preemption", "host_tokens", "stranded_blocks"]
+DrainReason = Literal["window_full", "preemption", "host_tokens", "stranded_blocks", "drafts"]
 """Why steps in flight must be settled before the next is planned."""
 
 
@@ -51,6 +51,27 @@ class ScheduledRequest:
     num_tokens: int
     samples: bool
     """Whether the last of these tokens is the last known one, so that a new token is sampled after it."""
+    drafts: tuple[int, ...] = ()
+    """Guesses, which are the last of these tokens: a token is sampled after the last known one and after each guess."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that are sampled after it."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def history(self) -> list[int]:
+        """All tokens up to the last of these."""
+        return [*self.request.tokens[: self.start + self.num_tokens - len(self.drafts)], *self.drafts]
+
+    def sampling(self) -> Iterator[ScheduledRequest]:
+        """One share for each token that is sampled, which ends with the token that it follows."""
+        if not self.drafts:
+            yield from (self,) if self.samples else ()
+            return
+        known = self.num_tokens - len(self.drafts)
+        for count in range(self.num_sampled):
+            yield replace(self, num_tokens=known + count, drafts=self.drafts[:count])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -194,9 +215,14 @@ class StepPlan:
         return self.decodes.plain and all(chunk.request.sampling.plain for chunk in self.chunks if chunk.samples)
 
     @property
+    def draft_tokens(self) -> int:
+        """Guesses that are computed in this step."""
+        return sum(len(chunk.drafts) for chunk in self.chunks)
+
+    @property
     def num_sampling(self) -> int:
         """Tokens that are sampled in this step."""
-        return len(self.decodes) + sum(chunk.samples for chunk in self.chunks)
+        return len(self.decodes) + sum(chunk.num_sampled for chunk in self.chunks)
 
     @property
     def scheduled(self) -> tuple[ScheduledRequest, ...]:
@@ -213,7 +239,7 @@ class StepPlan:
 
     def sampling(self) -> tuple[ScheduledRequest, ...]:
         """The sampling rows, in the order of results."""
-        return tuple(entry for entry in self._each() if entry.samples)
+        return tuple(row for entry in self._each() for row in entry.sampling())
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,11 @@ class SamplingParams:
         return self.greedy and not self.logprobs and not self.adjusted
 
     @property
+    def can_draft(self) -> bool:
+        """Whether guesses at its tokens may be computed: penalties would count guesses that are no tokens yet."""
+        return not self.penalised
+
+    @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken."""
         return self.temperature < GREEDY_BELOW_TEMPERATURE

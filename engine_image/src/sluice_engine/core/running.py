@@ -137,7 +137,12 @@ class Running:
     def advance(self, step: Step) -> tuple[ScheduledRequest, ...]:
         """The step is planned: from now on its requests are that far. Its chunks, for the plan."""
         self.rows.start[step.decodes.slots] = step.starts + 1
-        return tuple(self._advance_chunk(request, *share) for request, share in step.chunks.items())
+        return tuple(
+            self._advance_drafts(request, *share, step.drafts[request])
+            if request in step.drafts
+            else self._advance_chunk(request, *share)
+            for request, share in step.chunks.items()
+        )
 
     def take_changes(self) -> tuple[tuple[TableChange, ...], int]:
         """Since the last plan that ran: what the runner must be told of tables, and the blocks taken on optimism."""
@@ -155,6 +160,12 @@ class Running:
             if end < request.peak_tokens:
                 self.rows.start_decoding(slot, self._until(request))
         return ScheduledRequest(request, request.incarnation, slot, start, num_tokens, samples)
+
+    @staticmethod
+    def _advance_drafts(request: Request, start: int, num_tokens: int, drafts: tuple[int, ...]) -> ScheduledRequest:
+        """How far it gets is known once the step is settled: nothing is planned before that."""
+        slot, incarnation = request.slot, request.incarnation
+        return ScheduledRequest(request, incarnation, slot, start, num_tokens, samples=True, drafts=drafts)
 
     def _until(self, request: Request) -> int:
         """Position up to which a decode needs nobody."""

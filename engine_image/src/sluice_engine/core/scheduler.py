@@ -11,6 +11,7 @@ What is planned lives in the rows, what is settled in the requests. Start readin
     running      who runs and what they hold: slots as arrays (`rows`), blocks (`blocks`, `prefix_cache`)
     decodes      those that compute one token each, in bulk
     ladder       who gives way when blocks run out, and what becomes of its state (`preemption`, `price`, `suspension`)
+    drafts       guesses at what requests say next, where a step has room for them
     entry        who comes in, and why the others stay out (`order`)
     shares       how prefill is divided
     step         a plan in the making, with its budgets (`budgets`, `needs`)
@@ -24,6 +25,7 @@ from collections.abc import Mapping
 
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.decodes import Decodes
+from sluice_engine.core.drafts import Drafts
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.entry import Entry
 from sluice_engine.core.fit import unfit_reason
@@ -66,6 +68,7 @@ class Scheduler:
         budgets: Mapping[str, int] | None = None,
         num_slots: int | None = None,
         depth: int = 0,
+        most_drafts: int = 0,
         strict: bool = True,
     ) -> None:
         """`limits` may be replaced between steps; `num_slots`: the most requests that they may ever let run.
@@ -75,8 +78,9 @@ class Scheduler:
         `prefix`: what requests may share; nothing without. `space`: where preempted ones keep their state; without it,
         it is computed again. `budgets`: limits beyond tokens, requests and blocks, by name (`needs`).
 
-        `depth`: steps that may be in flight while the next is planned. `strict`: an impossible state raises; else it
-        is counted, and fails the request that it is about.
+        `depth`: steps that may be in flight while the next is planned. `most_drafts`: guesses of one request that a
+        step may compute, 0 for none; the budget `draft_tokens` bounds those of all. `strict`: an impossible state
+        raises; else it is counted, and fails the request that it is about.
         """
         self.limits = limits
         self.pool = pool
@@ -84,7 +88,7 @@ class Scheduler:
         self.max_length_tokens = max_length_tokens
         self.policies = policies if policies is not None else Policies()
         self.prefix = prefix or PrefixCache(pool, enabled=False)
-        self.budgets = dict(budgets or {})
+        self.budgets = {"draft_tokens": most_drafts * limits.max_sequences, **(budgets or {})}
         self.depth = depth
         self.strict = strict
         self.requests: dict[str, Request] = {}
@@ -123,8 +127,10 @@ class Scheduler:
         self._decodes = Decodes(self.rows, self._ladder, self._contain)
         self._shares = Shares(self._running, self.waiting)
         self._entry = Entry(self._running, self.waiting, self._ladder, self._shares, self.suspension, self._contain)
+        self.drafts = Drafts(self._running, times, most_tokens=most_drafts) if most_drafts else None
+        """None where nothing is guessed."""
         self._settlement = Settlement(
-            self.rows, self.window, pool, self.prefix, self.suspension, self.end, self._note_fault
+            self.rows, self.window, pool, self.prefix, self.suspension, self.end, self._note_fault, self.drafts
         )
 
     def configure(self, limits: StepLimits, policies: Policies) -> None:
@@ -217,6 +223,8 @@ class Scheduler:
             return StepPlan(self.step, expired=expired, failed=tuple(step.failed), drain_reason=drain.reason)
         self._entry.schedule(step)
         self._shares.share_out_the_rest(step)
+        if self.drafts is not None:
+            self.drafts.schedule(step, may_run=not len(self.window))
         return self._seal(step, expired, free_before)
 
     def must_drain_first(self) -> DrainReason | None:
@@ -230,6 +238,8 @@ class Scheduler:
             return "window_full"
         if self.rows.decodes().penalised:
             return "host_tokens"
+        if self.drafts is not None and self.drafts.pays:
+            return "drafts"
         if (self.pool.num_fenced + self.window.optimistic_blocks) * STRANDED_SHARE > self.pool.num_blocks:
             return "stranded_blocks"
         return None
@@ -241,6 +251,8 @@ class Scheduler:
 
     def ran(self, plan: StepPlan, real_us: int) -> None:
         """A step took so long on the device; told before its result is settled, since that may end its requests."""
+        if self.drafts is not None:
+            self.drafts.ran(plan, real_us)
         if self._meter is None:
             return
         decodes = len(plan.decodes)

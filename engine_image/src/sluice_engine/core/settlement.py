@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sluice_engine.core.blocks import BlockPool
+from sluice_engine.core.drafts import Drafts, num_accepted
 from sluice_engine.core.emissions import DecodedTokens, Emission, Emissions
 from sluice_engine.core.plan import Logprob, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.prefix_cache import PrefixCache
@@ -34,8 +35,9 @@ class Settlement:
         suspension: Suspension,
         end: Callable[[str, Outcome, str | None], Request | None],
         fault: Fault,
+        drafts: Drafts | None = None,
     ) -> None:
-        """`end`: ends a request by its id, with an outcome and an error."""
+        """`end`: ends a request by its id, with an outcome and an error. `drafts`: told what came of guesses."""
         self._rows = rows
         self._window = window
         self._pool = pool
@@ -43,6 +45,7 @@ class Settlement:
         self._suspension = suspension
         self._end = end
         self._fault = fault
+        self._drafts = drafts
         self.stale_results_total = 0
         # By token id: whether it ends any request so far. Only rows that sampled such a token are looked at one by one.
         self._stops: npt.NDArray[np.bool_] = np.zeros(1, dtype=bool)
@@ -120,14 +123,15 @@ class Settlement:
         for chunk in plan.chunks:
             if self._is_current(chunk):
                 try:
-                    emission = self._settle_chunk(chunk, row, result, now_us)
+                    if chunk.drafts:
+                        emissions += self._settle_drafts(chunk, row, result, now_us)
+                    elif (emission := self._settle_chunk(chunk, row, result, now_us)) is not None:
+                        emissions.append(emission)
                 except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
-                    emission = self._contain(chunk.request, error)
-                if emission is not None:
-                    emissions.append(emission)
+                    emissions.append(self._contain(chunk.request, error))
             else:
                 self.stale_results_total += 1  # it ended or was preempted after this step was planned
-            row += chunk.samples
+            row += chunk.num_sampled
         return emissions
 
     def _settle_chunk(self, chunk: ScheduledRequest, row: int, result: StepResult, now_us: int) -> Emission | None:
@@ -147,6 +151,28 @@ class Settlement:
             return self._told(request, token_id, result.logprobs.get(row), now_us - last_us)
         request.first_token_us = now_us
         return self._told(request, token_id, result.logprobs.get(row), None)
+
+    def _settle_drafts(self, chunk: ScheduledRequest, row: int, result: StepResult, now_us: int) -> list[Emission]:
+        """The sampled tokens as far as they confirm the guesses, and the one after: as if each had its own step."""
+        request, slot = chunk.request, chunk.slot
+        token_ids: list[int] = result.token_ids[row : row + chunk.num_sampled].tolist()
+        confirmed = num_accepted(chunk.drafts, token_ids)
+        gap_us = now_us - int(self._rows.last_token_us[slot])
+        self._rows.last_token_us[slot] = now_us
+        emissions: list[Emission] = []
+        for index, token_id in enumerate(token_ids[: confirmed + 1]):
+            if row + index in result.errors:
+                emissions.append(self._fail(request, result.errors[row + index]))
+                break
+            request.tokens.append(token_id)
+            emissions.append(self._told(request, token_id, result.logprobs.get(row + index), 0 if index else gap_us))
+            if emissions[-1].outcome is not None:
+                break
+        else:
+            self._rows.start[slot] = len(request.tokens) - 1
+        assert self._drafts is not None
+        self._drafts.settled(request, slot, len(chunk.drafts), min(confirmed, len(emissions)))
+        return emissions
 
     def _told(self, request: Request, token_id: int, logprob: Logprob | None, gap_us: int | None) -> Emission:
         """A request has a new token: what its caller is told, and whether that was its last."""

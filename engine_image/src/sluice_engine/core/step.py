@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from sluice_engine.core.budgets import Budgets
-from sluice_engine.core.needs import DECODE_NEEDS, LASTING, chunk_needs
+from sluice_engine.core.needs import DECODE_NEEDS, LASTING, chunk_needs, draft_needs
 from sluice_engine.core.plan import NO_POSITIONS, NOBODY, DecodeBatch, HeldBack, IdleReason, Ints, Preemption
 from sluice_engine.core.request import Request
 from sluice_engine.core.step_limits import StepLimits
@@ -29,6 +29,8 @@ class Step:
         """KV tokens that the decodes attend to, their own included."""
         self.chunks: dict[Request, tuple[int, int]] = {}
         """Start and number of tokens."""
+        self.drafts: dict[Request, tuple[int, ...]] = {}
+        """Guesses that are the last of a chunk's tokens."""
         self.prefill = 0
         """Their tokens."""
         self.prior_pairs = 0
@@ -63,14 +65,30 @@ class Step:
         """Undo a request: all that it had taken of this step goes back."""
         self.budgets.take_back(request)
         start, num_tokens = self.chunks.pop(request, (0, 0))
+        self.drafts.pop(request, None)
         self.prefill -= num_tokens
         self.prior_pairs -= start * num_tokens
-        keep = np.flatnonzero(self.decodes.requests != request)
-        if len(keep) < len(self.decodes):
-            gone = int(self.starts.sum())
-            self.decodes, self.starts = self.decodes.part(keep), self.starts[keep]
-            self.context -= gone - int(self.starts.sum()) + 1
-            self.budgets.take_one_back(DECODE_NEEDS)
+        self._keep(np.flatnonzero(self.decodes.requests != request))
+
+    def turn_into_drafts(self, drafts: Mapping[Request, tuple[int, tuple[int, ...]]]) -> None:
+        """Decodes compute guesses after their newest token: by request, where that token is, and the guesses."""
+        self._keep(np.array([i for i, r in enumerate(self.decodes.requests) if r not in drafts], dtype=np.int64))
+        for request, (start, guesses) in drafts.items():
+            num_tokens = 1 + len(guesses)
+            self.budgets.take(request, draft_needs(len(guesses)))
+            self.chunks[request], self.drafts[request] = (start, num_tokens), guesses
+            self.prefill += num_tokens
+            self.prior_pairs += start * num_tokens
+
+    def _keep(self, indices: Ints) -> None:
+        """These decodes alone."""
+        gone = len(self.decodes) - len(indices)
+        if gone:
+            before = int(self.starts.sum())
+            self.decodes, self.starts = self.decodes.part(indices), self.starts[indices]
+            self.context -= before - int(self.starts.sum()) + gone
+            for _ in range(gone):
+                self.budgets.take_one_back(DECODE_NEEDS)
 
     def waiting_reasons(self, num_waiting: int) -> tuple[tuple[IdleReason, int], ...]:
         """Waiting requests by the gate that holds them; those not looked at are held by what stopped the looking."""

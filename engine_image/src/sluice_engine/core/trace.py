@@ -27,6 +27,8 @@ class ScheduledRecord:
     start: int
     num_tokens: int
     sampled: bool
+    draft_tokens: int = 0
+    """Of its tokens, guesses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,4 +136,5 @@ def _chunk_record(chunk: ScheduledRequest) -> ScheduledRecord:
         start=chunk.start,
         num_tokens=chunk.num_tokens,
         sampled=chunk.samples,
+        draft_tokens=len(chunk.drafts),
     )

@@ -73,8 +73,8 @@ class Tuning:
     def settled(self, plan: StepPlan, real_us: int) -> None:
         """A step has run."""
         times = self._scheduler.times
-        if not isinstance(times, RefinedTable) or plan.swap_out or plan.swap_in:
-            return  # what copies to and from the host took is no cost of the batch
+        if not isinstance(times, RefinedTable) or plan.swap_out or plan.swap_in or plan.draft_tokens:
+            return  # copies to and from the host are no cost of the batch; drafts have a price of their own
         times.observe(len(plan.decodes), plan.prefill_tokens, plan.context_tokens, plan.prior_pairs, real_us)
         if times.revision - self._revision >= REFRESH_REVISIONS:
             self._revision = times.revision
