@@ -116,6 +116,7 @@ def run(
     depth: int = 0,
     prefix: bool = False,
     swap: bool = False,
+    drafts: int = 0,
 ) -> Scheduler:
     """Add all requests, step until none is left, and return the scheduler that was used. None of them fails."""
     limits = make_limits(
@@ -133,6 +134,7 @@ def run(
         PlanningProfile(),
         max_length_tokens=runner.max_length_tokens,
         depth=depth,
+        most_drafts=drafts,
         prefix=PrefixCache(pool, enabled=prefix),
         space=SwapSpace(HostPool(runner.num_host_blocks, pool.block_tokens), Link(0, 1, 1)) if swap else None,
         policies=Policies(resume="Swap"),

@@ -111,6 +111,30 @@ def test_steps_planned_while_others_run_change_nothing(
     _agrees(reference, prompts, alone, outputs(requests))
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_guesses_that_are_computed_ahead_change_nothing(
+    runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]], depth: int
+) -> None:
+    requests = _requests(prompts)
+    scheduler = run(runner, requests, depth=depth, drafts=5)
+    assert scheduler.drafts is not None
+    assert 0 < scheduler.drafts.accepted_total < scheduler.drafts.proposed_total
+    _agrees(reference, prompts, alone, outputs(requests))
+
+
+def test_guesses_that_are_computed_ahead_change_no_draw(runner: TorchRunner, prompts: list[list[int]]) -> None:
+    produced = []
+    for drafts in (0, 5):
+        requests = _requests(prompts)
+        for number, request in enumerate(requests):
+            request.sampling = SamplingParams(max_tokens=32, temperature=0.7, seed=number)
+        scheduler = run(runner, requests, drafts=drafts)
+        produced.append(outputs(requests))
+    assert scheduler.drafts is not None
+    assert scheduler.drafts.accepted_total > 0
+    assert produced[0] == produced[1]
+
+
 def test_state_kept_on_the_host_and_brought_back_changes_nothing(
     runner: TorchRunner, reference: Reference, prompts: list[list[int]], alone: list[list[int]]
 ) -> None:

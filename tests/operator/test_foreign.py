@@ -73,6 +73,13 @@ def test_the_command_lines_have_every_flag_once(runtime: str) -> None:
         ),
         pytest.param(
             "VLLM",
+            {"scheduling": {"speculation": {"method": "PromptLookup"}}},
+            "spec.scheduling.speculation.method",
+            "only Sluice's own engine",
+            id="guesses",
+        ),
+        pytest.param(
+            "VLLM",
             {"scheduling": {"overlapDepth": 2}},
             "spec.scheduling.overlapDepth",
             "one step ahead",

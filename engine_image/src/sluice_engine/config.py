@@ -19,6 +19,7 @@ Switch = Literal["Enabled", "Disabled"]
 Policy = Literal["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
 FairnessUnit = Literal["Starts", "Tokens", "DeviceTime", "KVByteSeconds"]
 Resume = Literal["Auto", "Recompute", "Swap"]
+SpeculationMethod = Literal["Disabled", "PromptLookup"]
 VictimPolicy = Literal["Last", "LeastComputed", "MostBlocksPerMillisecond", "LowestPriority", "MostSlack"]
 
 
@@ -114,6 +115,25 @@ class CacheConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationConfig:
+    """Guesses at what requests say next, computed beside what they said; the output does not change."""
+
+    method: SpeculationMethod = "Disabled"
+    """PromptLookup: what followed the last tokens when they occurred before, in prompt or output."""
+    draft_tokens: int = 4
+    """Most guesses of one request in one step."""
+    draft_budget: int | None = None
+    """Most guesses of all requests in one step; None: what the step's other budgets leave."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        num = self.draft_tokens
+        require(1 <= num <= 16, "scheduling.speculation.draft_tokens", f"must be 1 to 16, not {num}")
+        budget = self.draft_budget
+        require(budget is None or budget >= 1, "scheduling.speculation.draft_budget", "must be at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """The structure of the scheduler. A set value is obeyed or refused, never bent; None is derived."""
 
@@ -134,6 +154,7 @@ class SchedulerConfig:
     """Who is preempted first when blocks are short."""
     resume: Resume = "Auto"
     """What becomes of its KV: computed again, or kept in host memory where there is room. Auto: the cheaper."""
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         """Check the ranges."""

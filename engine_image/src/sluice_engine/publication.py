@@ -59,6 +59,9 @@ class Publication:
     failed_steps_total: int
     stale_results_total: int
     faults_total: int
+    draft_tokens_total: int | None
+    """None where nothing is guessed."""
+    accepted_draft_tokens_total: int
     fenced_blocks: int
     optimistic_blocks: int
     runner_us_total: int
@@ -73,6 +76,7 @@ class Publication:
 def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publication:
     """A copy of everything as it stands; only the thread that owns the loop may ask."""
     scheduler = loop.scheduler
+    drafts = scheduler.drafts
     requests = list(scheduler.requests.values())
     waiting = [request for request in requests if request.status is RequestStatus.WAITING]
     return Publication(
@@ -95,6 +99,8 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
         failed_steps_total=loop.failed_steps_total,
         stale_results_total=scheduler.stale_results_total,
         faults_total=scheduler.faults_total,
+        draft_tokens_total=drafts.proposed_total if drafts is not None else None,
+        accepted_draft_tokens_total=drafts.accepted_total if drafts is not None else 0,
         fenced_blocks=scheduler.pool.num_fenced,
         optimistic_blocks=scheduler.window.optimistic_blocks,
         runner_us_total=loop.runner_us_total,

@@ -52,6 +52,7 @@ def assemble(
         return derivation_of(config, live, times, capacity, promise_percent=promise_percent)
 
     current = derive(live, 100)
+    speculation = config.scheduling.speculation
     pool = BlockPool(capacity.num_blocks, capacity.block_tokens)
     scheduler = Scheduler(
         current.limits,
@@ -63,6 +64,8 @@ def assemble(
         space=SwapSpace(HostPool(num_host_blocks, pool.block_tokens), link) if link is not None else None,
         num_slots=max(most_sequences(config, capacity), current.limits.max_sequences),
         depth=_overlap_depth(config),
+        most_drafts=speculation.draft_tokens if speculation.method == "PromptLookup" else 0,
+        budgets={"draft_tokens": speculation.draft_budget} if speculation.draft_budget is not None else {},
         strict=False,
     )
     return Assembled(scheduler=scheduler, tuning=Tuning(scheduler, live, current, derive))

@@ -307,7 +307,14 @@ class Scheduler:
         return plan
 
     def _predict_us(self, step: Step) -> int:
-        return self.times.predict_us(len(step.decodes), step.prefill, step.context, step.prior_pairs)
+        # To the device a decode with guesses is a chunk; its price is that of a decode and as many tokens more.
+        drafting = [step.chunks[request][0] for request in step.drafts]
+        return self.times.predict_us(
+            len(step.decodes) + len(drafting),
+            step.prefill - len(drafting),
+            step.context + sum(drafting) + len(drafting),
+            step.prior_pairs - sum(drafting),
+        )
 
     def _idle_reason(self, waiting: tuple[tuple[IdleReason, int], ...]) -> IdleReason:
         if waiting:

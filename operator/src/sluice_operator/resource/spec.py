@@ -19,6 +19,7 @@ from sluice_engine.config import (
     LiveSchedulingConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculationConfig,
     SLOConfig,
     TenantConfig,
 )
@@ -119,7 +120,7 @@ def _parse(body: Json) -> ServiceSpec:
     metadata, spec = body["metadata"], body["spec"]
     slo, scheduling, cache, admission = spec["slo"], spec["scheduling"], spec["cache"], spec["admission"]
     accelerator, rollout, preemption = spec["accelerator"], spec["rollout"], scheduling["preemption"]
-    model = spec["model"]
+    model, speculation = spec["model"], scheduling["speculation"]
     for kind in ("requests", "limits"):
         if accelerator["resourceName"] in spec["resources"].get(kind, {}):
             problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
@@ -151,6 +152,11 @@ def _parse(body: Json) -> ServiceSpec:
             fairness_unit=scheduling.get("fairnessUnit"),
             victim=preemption["victim"],
             resume=preemption["resume"],
+            speculation=SpeculationConfig(
+                method=speculation["method"],
+                draft_tokens=speculation["draftTokens"],
+                draft_budget=speculation.get("draftBudget"),
+            ),
         ),
         cache=CacheConfig(
             block_tokens=cache["blockTokens"],
