@@ -100,9 +100,9 @@ def drafting_plan(bench: Bench) -> StepPlan:
     raise AssertionError("nothing is guessed")
 
 
-def alone(max_tokens: int = 80, *, stops: bool = False, **options: int) -> tuple[Bench, Request]:
-    bench = Bench(make_scheduler(**{"depth": 0, "drafts": 5, **options}), REPEATS)
-    request = make_request("A", 5, max_tokens, stops=stops)
+def alone(max_tokens: int = 80, *, depth: int = 0, prefix: bool = False) -> tuple[Bench, Request]:
+    bench = Bench(make_scheduler(depth=depth, drafts=5, prefix=prefix), REPEATS)
+    request = make_request("A", 5, max_tokens)
     bench.scheduler.add(request)
     return bench, request
 
