@@ -19,8 +19,8 @@ from sluice_engine.config import (
     LiveSchedulingConfig,
     ModelConfig,
     SchedulerConfig,
-    SpeculationConfig,
     SLOConfig,
+    SpeculationConfig,
     TenantConfig,
 )
 from sluice_engine.errors import InvalidConfig

@@ -44,12 +44,16 @@ def refused(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
         yield "spec.scheduling.preemption.resume", f"{engine} computes again what it preempted: set Recompute"
     if scheduling.max_preemptions_per_request != _DEFAULTS.max_preemptions_per_request:
         yield "spec.scheduling.preemption.maxPerRequest", f"{engine} counts no preemptions of a request: leave it out"
-    if scheduling.speculation.method != "Disabled":
-        problem = f"only Sluice's own engine is told to guess: leave it out for {engine}"
-        yield "spec.scheduling.speculation.method", problem
     if spec.cache.host_swap_bytes is not None:
         problem = f"{engine} keeps no KV of preempted requests on the host: leave it out"
         yield "spec.cache.hostSwapCapacity", problem
+    yield from _refused_guesses(spec, engine)
+
+
+def _refused_guesses(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
+    if spec.scheduling.speculation.method != "Disabled":
+        problem = f"only Sluice's own engine is told to guess: leave it out for {engine}"
+        yield "spec.scheduling.speculation.method", problem
 
 
 def block_tokens(spec: ServiceSpec) -> int | None:
