@@ -22,6 +22,7 @@ SOURCE = ROOT / "engine_image/src"
 CORE = "sluice_engine/core"
 WINDOW = "tests/engine/test_overlap.py"
 BUDGETS = "tests/engine/test_budgets.py"
+DRAFTS = "tests/engine/test_drafts.py"
 STEPS = "tests/engine/test_scheduler.py"
 CLASSES = "tests/engine/test_policies.py"
 CONTAINED = "tests/engine/test_containment.py"
@@ -75,14 +76,14 @@ MUTATIONS = (
     Mutation(
         "an undone decode keeps its token",
         "step.py",
-        "            self.budgets.take_one_back(DECODE_NEEDS)\n",
-        "",
+        "                self.budgets.take_one_back(DECODE_NEEDS)\n",
+        "                pass\n",
         (BUDGETS,),
     ),
     Mutation(
         "an undone decode keeps its context",
         "step.py",
-        "            self.context -= gone - int(self.starts.sum()) + 1\n",
+        "            self.context -= before - int(self.starts.sum()) + gone\n",
         "",
         (BUDGETS,),
     ),
@@ -456,6 +457,34 @@ MUTATIONS = (
         "start = max(request.num_computed, hit.num_tokens)",
         "start = hit.num_tokens",
         (SHARING,),
+    ),
+    Mutation(
+        "a guess after one that was wrong is kept",
+        "settlement.py",
+        "token_ids[: confirmed + 1]",
+        "token_ids",
+        (DRAFTS,),
+    ),
+    Mutation(
+        "guesses are in flight while others are planned",
+        "scheduler.py",
+        "self.drafts is not None and self.drafts.pays",
+        "False",
+        (DRAFTS,),
+    ),
+    Mutation(
+        "guesses take the blocks that decodes need next",
+        "drafts.py",
+        "free_blocks = self._running.pool.num_free - rows.num_running",
+        "free_blocks = self._running.pool.num_free",
+        (DRAFTS,),
+    ),
+    Mutation(
+        "guesses are computed whatever they cost",
+        "drafts.py",
+        "if gained * without > LEAST_GAIN * decodes * (without + guessed * each_us):",
+        "if True:",
+        (DRAFTS,),
     ),
 )
 

@@ -12,6 +12,7 @@ from engine.test_overlap import Bench, make_request, make_scheduler
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.drafts import Drafts, Lookup, num_accepted
 from sluice_engine.core.emissions import Emission
+from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.request import Outcome, Request, SamplingParams
@@ -184,15 +185,24 @@ def test_the_budget_of_drafts_bounds_those_of_all() -> None:
     assert most == 6
 
 
-def test_drafts_cost_nobody_a_block() -> None:
-    preemptions = {}
-    for drafts in (0, 5):
-        bench = Bench(make_scheduler(depth=0, num_blocks=40, drafts=drafts), REPEATS)
-        for i in range(4):
-            bench.scheduler.add(make_request(str(i), 5, 30, arrival_us=i))
-        bench.drain()
-        preemptions[drafts] = bench.scheduler.preemptions_total
-    assert preemptions == {0: 0, 5: 0}
+def test_guesses_leave_a_block_for_everybody_who_may_need_one_next() -> None:
+    bench = Bench(make_scheduler(depth=0, num_blocks=20, drafts=5), REPEATS)
+    scheduler = bench.scheduler
+    for i in range(4):
+        scheduler.add(make_request(str(i), 5, 30, arrival_us=i))
+    grown = 0
+    while scheduler.has_work:
+        held = {request.id: len(request.blocks) for request in scheduler.running}
+        plan = bench.plan()
+        for chunk in plan.chunks:
+            needed = max(held.get(chunk.request.id, 0), blocks_for(chunk.start + 1, 4))
+            if chunk.drafts and len(chunk.request.blocks) > needed:
+                grown += 1
+                assert plan.free_blocks_after >= len(scheduler.running)
+        if not plan.is_empty:
+            bench.settle(plan.step)
+
+    assert grown
 
 
 def test_a_request_with_penalties_has_no_drafts() -> None:
