@@ -119,7 +119,7 @@ class SpeculationConfig:
     """Guesses at what requests say next, computed beside what they said; the output does not change."""
 
     method: SpeculationMethod = "Disabled"
-    """PromptLookup: what followed the last tokens when they occurred before, in prompt or output."""
+    """With `PromptLookup`, what followed the last tokens when they occurred before, in prompt or output."""
     draft_tokens: int = 4
     """Most guesses of one request in one step."""
     draft_budget: int | None = None
