@@ -113,10 +113,9 @@ def _published(published: Publication) -> Iterator[Metric]:
     by_class = published.class_preemptions_total
     yield _counter("class_preemptions", "Requests preempted to let in one of a higher class.", by_class)
     yield _counter("recomputed_tokens", "Tokens whose KV was dropped by preemption.", published.recomputed_tokens_total)
-    if published.draft_tokens_total is not None:
-        accepted = published.accepted_draft_tokens_total
-        yield _counter("draft_tokens", "Guessed tokens that were computed.", published.draft_tokens_total)
-        yield _counter("accepted_draft_tokens", "Guessed tokens that became output.", accepted)
+    accepted = published.accepted_draft_tokens_total
+    yield _counter("draft_tokens", "Guessed tokens that were computed.", published.draft_tokens_total)
+    yield _counter("accepted_draft_tokens", "Guessed tokens that became output.", accepted)
     yield _gauge("step_predicted_seconds", "Predicted time of the last step.", published.last_predicted_us / 1e6)
     yield _gauge("step_real_seconds", "Real time of the last step.", published.last_real_us / 1e6)
     yield _counter("runner_seconds", "Time in the model's steps.", published.runner_us_total / 1e6)

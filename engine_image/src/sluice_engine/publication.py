@@ -59,8 +59,7 @@ class Publication:
     failed_steps_total: int
     stale_results_total: int
     faults_total: int
-    draft_tokens_total: int | None
-    """None where nothing is guessed."""
+    draft_tokens_total: int
     accepted_draft_tokens_total: int
     fenced_blocks: int
     optimistic_blocks: int
@@ -99,7 +98,7 @@ def publication_of(loop: EngineLoop, counters: Counters, seq: int) -> Publicatio
         failed_steps_total=loop.failed_steps_total,
         stale_results_total=scheduler.stale_results_total,
         faults_total=scheduler.faults_total,
-        draft_tokens_total=drafts.proposed_total if drafts is not None else None,
+        draft_tokens_total=drafts.proposed_total if drafts is not None else 0,
         accepted_draft_tokens_total=drafts.accepted_total if drafts is not None else 0,
         fenced_blocks=scheduler.pool.num_fenced,
         optimistic_blocks=scheduler.window.optimistic_blocks,
