@@ -72,7 +72,7 @@ test-cluster: $(STAMP) ## Tests on a real Kubernetes node, built and started her
 
 .PHONY: test-cluster-full
 test-cluster-full: $(STAMP) ## Chaos and long runs on the real node, which `make test` leaves out
-	$(BIN)/python tests/cluster/node.py run --beside -- $(BIN)/pytest -q -m "cluster and full" tests/cluster
+	$(BIN)/python tests/cluster/node.py run --beside --dual-stack -- $(BIN)/pytest -q -m "cluster and full" tests/cluster
 
 .PHONY: test
 test: check test-slow test-cluster ## All tests: what .ci/run runs

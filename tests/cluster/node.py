@@ -4,7 +4,6 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +30,7 @@ def _arguments() -> argparse.Namespace:
             action="store_true",
             help="also the programs that clusters run beside Sluice, such as KEDA: the full tests need them",
         )
+    run.add_argument("--dual-stack", action="store_true", help="give node, pods and services IPv6 addresses too")
     run.add_argument(
         "command", nargs="+", metavar="COMMAND", help="put -- before it; KUBECONFIG and PATH are set for it"
     )
@@ -40,10 +40,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _build(progress: Progress, modules: Sequence[programs.Module]) -> tuple[list[Path], Path, Path]:
+def _build(progress: Progress, *, beside: bool) -> tuple[list[Path], Path, Path]:
     """The folders of programs, the image store and the folder with torch, built where they are not cached."""
+    modules = (*programs.ALL, *(programs.BESIDE if beside else ()))
     box.check_machine()
-    packages.ensure(progress)
+    packages.ensure(progress, packages.NEEDED | (packages.BESIDE if beside else {}))
     monitoring.ensure(progress)  # found in the cache by the tests, which cannot reach a registry
     for wanted in definitions.ALL:
         definitions.ensure(progress, wanted)
@@ -68,12 +69,11 @@ def main() -> int:
     try:
         if asked.verb == "inside":
             return boot.main(asked.folder, asked.command)
-        modules = (*programs.ALL, *(programs.BESIDE if asked.beside else ()))
-        folders, unpacked, torch = _build(Progress(sys.stderr), modules)
+        folders, unpacked, torch = _build(Progress(sys.stderr), beside=asked.beside)
         if asked.verb == "build":
             return 0
         inside = [sys.executable, __file__, "inside"]
-        return box.run(inside, asked.command, folders, unpacked, torch)
+        return box.run(inside, asked.command, folders, unpacked, torch, dual_stack=asked.dual_stack)
     except Missing as lack:
         skipped = asked.or_skip and os.environ.get("CI") != "true"
         print(f"node: {'skipped: ' if skipped else ''}this machine lacks {lack}", file=sys.stderr)

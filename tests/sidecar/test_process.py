@@ -102,6 +102,18 @@ async def test_a_signal_with_nothing_in_flight_ends_it_with_0(engine: ScriptedEn
 
 
 @pytest.mark.slow
+async def test_a_gate_as_pods_run_it_answers_by_both_families(engine: ScriptedEngine, socket_dir: Path) -> None:
+    """A pod has an address of one family or of both, and the gate is not told which."""
+    body = {"messages": [], "max_tokens": 5, "stream": True}
+    async with gate_process(socket_dir, host=GateConfig(served_name="tiny").host) as gate:
+        for host in ("127.0.0.1", "[::1]"):
+            async with gate.client.post(f"http://{host}:{gate.address['port']}/v1/chat/completions", json=body) as said:
+                assert (await said.read()).endswith(b"data: [DONE]\n\n"), host
+            async with gate.client.get(f"http://{host}:{gate.address['admin_port']}/engine/livez") as said:
+                assert said.status == 200, host
+
+
+@pytest.mark.slow
 async def test_a_signal_lets_every_stream_end_first(engine: ScriptedEngine, socket_dir: Path) -> None:
     hold = asyncio.Event()
     engine.script = Script(tokens=5, hold_token={2: hold})

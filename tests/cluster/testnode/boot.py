@@ -30,6 +30,11 @@ NODE_IP = "172.31.0.1"  # of a veth pair: the kubelet refuses a loopback address
 API = f"https://{NODE_IP}:6443"
 SERVICES = "10.96.0.0/16"
 PODS = "10.244.0.0/16"
+# The second family of a node with both, in the same order; the node's pods have a subnet of each.
+NODE_IP6 = "fd00:31::1"
+SERVICES6 = "fd00:96::/112"
+PODS6 = "fd00:244::/56"
+SUBNETS = ("10.244.0.0/24", "fd00:244::/64")
 READY_WITHIN_S = 120  # fifteen seconds on two idle cores
 POLL_S = 0.1
 RESTART_AFTER_S = 5  # long enough that whoever needs the program notices: systemd gives a kubelet 10 s
@@ -112,6 +117,10 @@ class Node:
             self._run("mount", "-t", "tmpfs", "tmpfs", folder)
         Path("/run/lock").mkdir()
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        if self._plan.dual_stack:
+            self._run("ip", "addr", "add", f"{NODE_IP6}/64", "dev", "node0", "nodad")
+            self._run("ip", "-6", "route", "add", "default", "dev", "node0")
+            Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("1")
         (self.run / "cni").mkdir()
         # Nothing answers: a name is refused at once instead of after a time-out.
         (self.run / "resolv.conf").write_text("nameserver 127.0.0.1\noptions attempts:1 timeout:1\n")
@@ -127,8 +136,8 @@ class Node:
             "ipam": {
                 "type": "host-local",
                 "dataDir": str(self.run / "ipam"),
-                "ranges": [[{"subnet": PODS.replace("/16", "/24")}]],
-                "routes": [{"dst": "0.0.0.0/0"}],
+                "ranges": [[{"subnet": subnet}] for subnet in self._families(*SUBNETS)],
+                "routes": [{"dst": everywhere} for everywhere in self._families("0.0.0.0/0", "::/0")],
             },
         }
         plugins = [bridge, {"type": "portmap", "capabilities": {"portMappings": True}}]
@@ -155,6 +164,14 @@ SystemdCgroup = false
 """)
         self._spawn("containerd", "-c", f"{self.run}/containerd.toml")
 
+    def _families(self, first: str, second: str) -> list[str]:
+        """What there is one of for each family of addresses that the node has."""
+        return [first, second] if self._plan.dual_stack else [first]
+
+    def _both(self, first: str, second: str) -> str:
+        """The same as an option has it."""
+        return ",".join(self._families(first, second))
+
     def _containerd_answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as door:
             door.connect(str(self.run / "containerd.sock"))
@@ -169,11 +186,12 @@ SystemdCgroup = false
         )  # fmt: skip
         self._spawn(
             "kube-apiserver", "--etcd-servers", local, "--secure-port", "6443", "--bind-address", "0.0.0.0",
-            "--advertise-address", NODE_IP, "--cert-dir", f"{run}/certs", "--service-cluster-ip-range", SERVICES,
+            "--advertise-address", NODE_IP, "--cert-dir", f"{run}/certs",
+            "--service-cluster-ip-range", self._both(SERVICES, SERVICES6),
             "--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", f"{run}/sa.key",
             "--service-account-signing-key-file", f"{run}/sa.key", "--token-auth-file", f"{run}/tokens.csv",
             "--authorization-mode", "Node,RBAC", "--allow-privileged",
-            "--kubelet-preferred-address-types", "InternalIP", *audit.flags(run),
+            "--kubelet-preferred-address-types", "InternalIP", *audit.flags(run), *self._aggregation(),
         )  # fmt: skip
         self._wait("kube-apiserver", lambda: self._get("/readyz"))
         cluster = {"server": API, "certificate-authority": f"{run}/certs/apiserver.crt"}
@@ -186,10 +204,22 @@ SystemdCgroup = false
         self._spawn(
             "kube-controller-manager", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false",
             "--service-account-private-key-file", f"{run}/sa.key", "--root-ca-file", f"{run}/certs/apiserver.crt",
-            "--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr", PODS,
+            "--use-service-account-credentials", "--allocate-node-cidrs", "--cluster-cidr", self._both(PODS, PODS6),
             "--flex-volume-plugin-dir", f"{run}/volumeplugins",
         )  # fmt: skip
         self._spawn("kube-scheduler", "--kubeconfig", f"{run}/kubeconfig", "--leader-elect=false")
+
+    def _aggregation(self) -> Sequence[str]:
+        """What the API server needs to pass requests on to others, such as a server of metrics: who it is to them."""
+        key, certificate = f"{self.run}/front-proxy.key", f"{self.run}/front-proxy.crt"
+        words = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=front-proxy"
+        self._run("openssl", "req", "-x509", *words.split(), "-keyout", key, "-out", certificate)
+        return (
+            "--proxy-client-cert-file", certificate, "--proxy-client-key-file", key,
+            "--requestheader-client-ca-file", certificate, "--requestheader-allowed-names", "front-proxy",
+            "--requestheader-username-headers", "X-Remote-User", "--requestheader-group-headers", "X-Remote-Group",
+            "--requestheader-extra-headers-prefix", "X-Remote-Extra-",
+        )  # fmt: skip
 
     def _kubelet(self) -> None:
         self._wait("containerd", self._containerd_answers)
@@ -208,11 +238,11 @@ SystemdCgroup = false
         self._spawn(
             "kubelet", "--config", f"{self.run}/kubelet.yaml", "--kubeconfig", f"{self.run}/kubeconfig",
             "--root-dir", f"{self.run}/kubelet", "--cert-dir", f"{self.run}/pki",
-            "--hostname-override", NODE, "--node-ip", NODE_IP,
+            "--hostname-override", NODE, "--node-ip", self._both(NODE_IP, NODE_IP6),
         )  # fmt: skip
         self._spawn(
-            "kube-proxy", "--kubeconfig", f"{self.run}/kubeconfig", "--proxy-mode", "iptables", "--cluster-cidr", PODS,
-            "--hostname-override", NODE, "--conntrack-max-per-core", "0",
+            "kube-proxy", "--kubeconfig", f"{self.run}/kubeconfig", "--proxy-mode", "iptables",
+            "--cluster-cidr", self._both(PODS, PODS6), "--hostname-override", NODE, "--conntrack-max-per-core", "0",
             "--conntrack-tcp-timeout-established", "0", "--conntrack-tcp-timeout-close-wait", "0",
         )  # fmt: skip
 

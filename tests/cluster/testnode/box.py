@@ -37,6 +37,8 @@ class Plan:
     store: Path
     torch: Path
     token: str
+    dual_stack: bool = False
+    """Whether node, pods and services have IPv6 addresses too."""
 
     def write(self) -> None:
         """Leaves the plan in the run folder, for the inside to read."""
@@ -47,7 +49,7 @@ class Plan:
         """The plan that the outside left."""
         found = json.loads((run / "plan.json").read_text())
         programs = tuple(map(Path, found["programs"]))
-        return cls(run, programs, Path(found["store"]), Path(found["torch"]), found["token"])
+        return cls(run, programs, Path(found["store"]), Path(found["torch"]), found["token"], found["dual_stack"])
 
 
 def check_machine() -> None:
@@ -67,7 +69,15 @@ def check_machine() -> None:
         raise Missing(f"namespaces: `{' '.join(enter)}` fails here")
 
 
-def run(inside: Sequence[str], command: Sequence[str], programs: Sequence[Path], store: Path, torch: Path) -> int:
+def run(
+    inside: Sequence[str],
+    command: Sequence[str],
+    programs: Sequence[Path],
+    store: Path,
+    torch: Path,
+    *,
+    dual_stack: bool = False,
+) -> int:
     """Runs a command beside a node in a new box and returns its exit code; nothing stays behind.
 
     Args:
@@ -75,7 +85,7 @@ def run(inside: Sequence[str], command: Sequence[str], programs: Sequence[Path],
     """
     _sweep()
     with _run_folder() as folder, _cgroups(folder.name):
-        Plan(folder, tuple(programs), store, torch, secrets.token_hex(16)).write()
+        Plan(folder, tuple(programs), store, torch, secrets.token_hex(16), dual_stack).write()
         code = _enter([*inside, str(folder), "--", *command])
         if code:
             _keep_logs(folder)

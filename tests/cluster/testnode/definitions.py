@@ -25,6 +25,8 @@ class Definitions:
     sum: str
     """As the checksum database has it: a module that is another is refused."""
     files: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    """What else the module's own program needs: definitions that are none of ours, its rights. In the folder `more`."""
 
 
 PROMETHEUS_OPERATOR = Definitions(
@@ -35,12 +37,32 @@ PROMETHEUS_OPERATOR = Definitions(
         f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml"
         for kind in ("podmonitors", "servicemonitors", "prometheusrules")
     ),
+    more=(
+        *(
+            f"example/prometheus-operator-crd/monitoring.coreos.com_{kind}.yaml"
+            for kind in ("alertmanagers", "alertmanagerconfigs", "probes", "prometheuses", "scrapeconfigs")
+        ),
+        "example/rbac/prometheus-operator/prometheus-operator-cluster-role.yaml",
+    ),
 )
 KEDA = Definitions(
     name="keda",
     module="github.com/kedacore/keda/v2@v2.21.0",
     sum="h1:R6z2HZvstK4RLUMxroNACzBj74xGxt3kG59b5Xc+Xps=",
     files=("config/crd/bases/keda.sh_scaledobjects.yaml",),
+    more=(
+        *(
+            f"config/crd/bases/{name}.yaml"
+            for name in (
+                "eventing.keda.sh_cloudeventsources",
+                "eventing.keda.sh_clustercloudeventsources",
+                "keda.sh_clustertriggerauthentications",
+                "keda.sh_scaledjobs",
+                "keda.sh_triggerauthentications",
+            )
+        ),
+        *(f"config/{part}/{name}.yaml" for part in ("rbac", "metrics-server") for name in ("role", "role_binding")),
+    ),
 )
 ALL = (PROMETHEUS_OPERATOR, KEDA)
 
@@ -66,6 +88,9 @@ def ensure(progress: Progress, wanted: Definitions) -> Path:
         for file in wanted.files:
             copied = shutil.copyfile(Path(said["Dir"]) / file, made / Path(file).name)
             assert yaml.safe_load(copied.read_text())["kind"] == "CustomResourceDefinition", file
+        (made / "more").mkdir()
+        for file in wanted.more:
+            shutil.copyfile(Path(said["Dir"]) / file, made / "more" / file.replace("/", "-"))
         (made / "go.mod").unlink()
 
     return cache.ensure(f"definitions/{wanted.name}", cache.digest([Path(__file__)], words=[wanted.module]), make)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster.testnode import command
@@ -21,25 +22,27 @@ NEEDED = {
     "tar": "tar",
     "util-linux": "unshare",
 }
+BESIDE = {"ipset": "ipset"}
+"""What the programs that run beside Sluice need, in the full tier alone."""
 SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
-def lacking() -> list[str]:
+def lacking(needed: Mapping[str, str] = NEEDED) -> list[str]:
     """The packages that have to be installed first."""
     return [
         package
-        for package, sign in NEEDED.items()
+        for package, sign in needed.items()
         if not (Path(sign).exists() if sign.startswith("/") else shutil.which(sign, path=SYSTEM_PATH))
     ]
 
 
-def ensure(progress: Progress) -> None:
+def ensure(progress: Progress, needed: Mapping[str, str] = NEEDED) -> None:
     """Installs what is lacking.
 
     Raises:
         Missing: there is no apt-get here, or its registry cannot be reached.
     """
-    wanted = lacking()
+    wanted = lacking(needed)
     if not wanted:
         return
     if not shutil.which("apt-get"):

@@ -79,6 +79,10 @@ BESIDE = (
         "two minutes",
         renamed=(("operator", "prometheus-operator"),),
     ),
+    Module(
+        "prometheus", "github.com/prometheus/prometheus", "three minutes", tags="remove_all_sd enable_kubernetes_sd"
+    ),
+    Module("kube-router", "github.com/cloudnativelabs/kube-router/v2", "two minutes"),
 )
 
 
