@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,15 @@ class Release:
         """The same with another chart, such as an earlier one."""
         self.node.operators.add(self._account)
         return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
+
+    @contextmanager
+    def with_values(self, *words: str) -> Iterator[None]:
+        """The release with other values, until the block ends."""
+        self.install(*words)
+        try:
+            yield
+        finally:
+            self.install()
 
     def roll_back(self) -> str:
         """Go back to the revision before."""

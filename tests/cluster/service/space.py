@@ -131,6 +131,16 @@ class Space:
         """Its pods, the leaving ones too."""
         return self.owned("pods", name)
 
+    def tells_nobody(self, name: str, secret: str) -> bool:
+        """Whether a secret is in no object but its own, and in no log of the service or of whoever operates it."""
+        kinds = ("configmaps", "events", "controllerrevisions", "deployments", "pods", KIND)
+        told = [self.kubectl("get", kind, "-o", "yaml") for kind in kinds]
+        told += [self.kubectl("logs", "-l", f"{LABEL}={name}", "--all-containers", "--tail=-1")]
+        for pod in self.node.list("pods", selector="app.kubernetes.io/part-of=sluice"):
+            where = ("-n", pod["metadata"]["namespace"], pod["metadata"]["name"])
+            told.append(self.node.kubectl("logs", *where, "--all-containers", "--tail=-1"))
+        return not [text for text in told if secret in text]
+
     def owned(self, kind: str, name: str) -> list[Object]:
         """The objects of a kind that belong to it."""
         return list(self.node.list(kind, self.name, f"{LABEL}={name}"))

@@ -116,3 +116,5 @@ async def test_keys_come_after_the_pod_and_rotate_without_a_restart(space: Space
     until("the new key is in force", lambda: not gate_state(space, "keyed")["api_keys_refused"])
     assert (await let_in(OLD), await let_in(NEW)) == (False, True)
     assert started(space, "keyed") == pods
+    assert space.tells_nobody("keyed", OLD)
+    assert space.tells_nobody("keyed", NEW)
