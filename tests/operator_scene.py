@@ -229,6 +229,9 @@ class FakeCluster:
     async def read(self, kind: str, namespace: str, name: str) -> Json | None:
         return copy.deepcopy(self.objects.get((kind, name)))
 
+    async def create(self, item: Json) -> Json | None:
+        return None if plan.key(item) in self.objects else await self.apply(item)
+
     async def apply(self, item: Json) -> Json:
         if refused := self.refuse.get(item["kind"]):
             raise refused

@@ -18,9 +18,11 @@ from prometheus_client import CollectorRegistry
 import operator_scene as scene
 from sluice_operator import plan
 from sluice_operator.__main__ import _crd as wait_for_the_crd
-from sluice_operator.cluster import kube, watches
+from sluice_operator.cluster import connection, watches
+from sluice_operator.cluster.connection import Connection, WatchExpired
 from sluice_operator.cluster.kinds import CHILD_KINDS, KINDS, OPTIONAL_KINDS, OWNED_KINDS, RIGHTS
-from sluice_operator.cluster.kube import Kube, WatchExpired
+from sluice_operator.cluster.kube import Kube
+from sluice_operator.cluster.seen import Place
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
 from sluice_operator.health import Health
@@ -65,7 +67,7 @@ async def api() -> AsyncIterator[Api]:
     async with TestServer(app) as server:
         configuration.host = str(server.make_url("")).rstrip("/")
         async with ApiClient(configuration) as client:
-            yield Api(Kube(client), recorder)
+            yield Api(Kube(Connection(client)), recorder)
 
 
 def refusal(status: int, reason: str, message: str) -> web.Response:
@@ -73,7 +75,8 @@ def refusal(status: int, reason: str, message: str) -> web.Response:
 
 
 async def test_apply_is_server_side_forced_and_signed(api: Api) -> None:
-    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = web.json_response(ITEM)
+    answer = {**ITEM, **ours("chat")}
+    api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = web.json_response(answer)
 
     await api.kube.apply(ITEM)
 
@@ -94,7 +97,7 @@ async def test_apply_is_server_side_forced_and_signed(api: Api) -> None:
     ],
 )
 def test_what_is_applied_is_json_and_yaml_alike(text: str, sent: str) -> None:
-    written = kube._yaml({"text": text})
+    written = connection.as_yaml({"text": text})
 
     assert written == '{"text": "' + sent + '"}'
     assert json.loads(written) == yaml.safe_load(written) == {"text": text}
@@ -160,6 +163,58 @@ async def test_what_we_wrote_is_seen_at_once_and_what_the_watch_removes_is_gone(
     assert (await api.kube.observe("llm", "chat", ["Service"])).owned == {}
 
 
+async def test_what_is_new_is_made_only_where_nothing_has_its_name(api: Api) -> None:
+    path = "PATCH /api/v1/namespaces/llm/services/chat"
+    api.recorder.answers[path] = web.json_response({**ITEM, **ours("chat")})
+    made = await api.kube.create(ITEM)
+    api.recorder.answers[path] = refusal(409, "Conflict", "the object has been modified")
+    taken = await api.kube.create(ITEM)
+
+    assert (made is not None, taken) == (True, None)
+    for _, _, _, sent, _ in api.recorder.asked:
+        # No object is of this version: the server changes nothing that is there, and makes what is not.
+        assert sent == {**ITEM, "metadata": {"name": "chat", "namespace": "llm", "resourceVersion": "1"}}
+
+
+async def test_a_list_comes_in_pages_and_is_seen_whole(api: Api) -> None:
+    def page(name: str, more: str) -> web.Response:
+        metadata = {"resourceVersion": "50", "continue": more}
+        return web.json_response({"apiVersion": "v1", "metadata": metadata, "items": [ours(name)]})
+
+    api.recorder.answers["GET /api/v1/pods"] = [page("a", "then"), page("b", ""), page("c", "")]
+
+    assert await api.kube.list_children("Pod", "") == "50"
+
+    assert [pod["metadata"]["name"] for pod in (await api.kube.observe("llm", "chat", ["Pod"])).pods] == ["a", "b"]
+    first, second = (query for _, _, query, _, _ in api.recorder.asked)
+    assert int(first["limit"]) == int(second["limit"]) <= 500
+    assert ("continue" in first, second["continue"]) == (False, "then")
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        pytest.param({}, None, id="none"),
+        pytest.param({"https_proxy": "http://proxy:3128"}, "http://proxy:3128", id="for all hosts"),
+        pytest.param({"https_proxy": "http://proxy:3128", "no_proxy": "api.test"}, None, id="for all hosts but it"),
+    ],
+)
+def test_the_environments_proxy_is_read_once(
+    environment: dict[str, str], proxy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    configuration = Configuration()
+    configuration.host = "https://api.test:6443"
+
+    connection.settle_environment(configuration)
+
+    assert configuration.proxy == proxy
+    assert configuration.client_session_kwargs == {"trust_env": False}
+
+
 async def test_a_refusal_carries_the_servers_own_words(api: Api) -> None:
     api.recorder.answers["PATCH /api/v1/namespaces/llm/services/chat"] = refusal(422, "Invalid", "spec.ports: Required")
 
@@ -216,10 +271,13 @@ async def test_an_answer_that_is_no_json_is_a_refusal_too(api: Api) -> None:
 
 
 async def test_what_is_not_there_is_none_and_may_be_deleted(api: Api) -> None:
-    for method in ("GET", "DELETE"):
-        api.recorder.answers[f"{method} /api/v1/namespaces/llm/services/chat"] = refusal(404, "NotFound", "not found")
+    api.recorder.answers["DELETE /api/v1/namespaces/llm/services/chat"] = refusal(404, "NotFound", "not found")
+    page = {"apiVersion": "v1", "items": []}
+    api.recorder.answers["GET /api/v1/namespaces/llm/services"] = web.json_response(page)
 
     assert await api.kube.read("Service", "llm", "chat") is None
+    ((_, _, query, _, _),) = api.recorder.asked
+    assert query == {"fieldSelector": "metadata.name=chat"}
     await api.kube.delete(("Service", "chat"), "llm")
 
 
@@ -356,9 +414,9 @@ def event(kind: str, version: str, name: str | None = "chat") -> Json:
 async def test_a_watch_follows_our_children_with_bookmarks(api: Api) -> None:
     api.recorder.answers["GET /api/v1/pods"] = lines(event("ADDED", "5"), event("BOOKMARK", "9", None))
 
-    seen = [(kind, item["metadata"]["resourceVersion"]) async for kind, item in api.kube.watch_children("Pod", "", "4")]
+    seen = [one async for one in api.kube.watch_children("Pod", "", "4")]
 
-    assert seen == [("ADDED", "5"), ("BOOKMARK", "9")]
+    assert seen == [("5", [("llm", "chat")]), ("9", [])]
     ((_, _, query, _, _),) = api.recorder.asked
     assert query["labelSelector"] == "app.kubernetes.io/managed-by=sluice-operator"
     assert (query["resourceVersion"], query["allowWatchBookmarks"]) == ("4", "true")
@@ -382,17 +440,17 @@ async def test_a_version_that_is_too_old_ends_the_watch(api: Api, answer: web.Re
 class Script:
     """Children whose watches end as the script says; after it, the test's task is told."""
 
-    def __init__(self, *streams: list[tuple[str, Json]] | Exception) -> None:
+    def __init__(self, *streams: list[tuple[str, list[Place]]] | Exception) -> None:
         self.streams, self.calls, self.over = list(streams), list[str](), asyncio.Event()
 
-    async def list_children(self, kind: str, namespace: str) -> tuple[list[Json], str]:
+    async def list_children(self, kind: str, namespace: str) -> str:
         self.calls.append("list")
-        return [], "10"
+        return "10"
 
     async def serves(self, kind: str) -> bool:
         raise AssertionError("the kinds of every cluster are not looked for")
 
-    async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Json]]:
+    async def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, list[Place]]]:
         self.calls.append(f"watch {since}")
         if not self.streams:
             self.over.set()
@@ -408,7 +466,7 @@ class Script:
     ("streams", "calls"),
     [
         pytest.param(
-            ([("MODIFIED", event("", "11")["object"]), ("BOOKMARK", event("", "15", None)["object"])],),
+            ([("11", [("llm", "chat")]), ("15", [])],),
             ["list", "watch 10", "watch 15"],
             id="a stream that ends goes on where it was",
         ),

@@ -252,6 +252,60 @@ async def test_a_passing_refusal_is_tried_again_and_accuses_nobody(world: World,
     assert world.cluster.statuses == []
 
 
+@pytest.mark.parametrize(
+    ("message", "passes"),
+    [
+        pytest.param(
+            'deployments.apps "chat" is forbidden: User "system:serviceaccount:sluice:sluice" cannot patch resource '
+            '"deployments" in API group "apps" in the namespace "llm"',
+            True,
+            id="a right that the operator lacks, or that a server which just started has not read yet",
+        ),
+        pytest.param(
+            'deployments.apps "chat" is forbidden: exceeded quota: few, requested: count/deployments.apps=1',
+            False,
+            id="a quota",
+        ),
+        pytest.param(
+            'deployments.apps "chat" is forbidden: ValidatingAdmissionPolicy "p" denied request: no',
+            False,
+            id="a policy",
+        ),
+    ],
+)
+async def test_of_what_is_forbidden_only_what_the_spec_can_change_is_said_of_the_spec(
+    world: World, message: str, *, passes: bool
+) -> None:
+    world.cluster.refuse["Deployment"] = ApiRefused(403, "Forbidden", message)
+
+    if passes:
+        with pytest.raises(ApiRefused):
+            await world.look(world.service())
+        assert world.cluster.statuses == []
+    else:
+        await world.look(world.service())
+        assert world.cluster.statuses[-1]["failure"]["reason"] == "DeploymentRefused"
+
+
+async def test_a_name_that_is_taken_is_not_written_to_while_it_is(world: World) -> None:
+    theirs = {"kind": "Service", "metadata": {"name": "chat", "namespace": "llm", "uid": "theirs"}}
+    world.cluster.objects["Service", "chat"] = theirs
+    service = world.service()
+    await world.look(service)
+    created: list[Json] = []
+
+    async def create(item: Json) -> Json | None:
+        created.append(item)
+        return await scene.FakeCluster.create(world.cluster, item)
+
+    world.cluster.create = create  # type: ignore[method-assign]  # counted
+    await world.look(service)
+    assert created == [], "it is only asked whose the name is"
+
+    del world.cluster.objects["Service", "chat"]
+    assert "apply Service/chat" in await world.look(service)
+
+
 async def test_what_nobody_expected_is_tried_again_and_claims_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sluice_operator.cluster.seen import Seen
+from sluice_operator.cluster.seen import Seen, place_of
 from sluice_operator.plan import Observed, key
 
 Json = dict[str, Any]
@@ -18,7 +18,8 @@ KINDS = ("ConfigMap", "Pod")
 
 def item(kind: str = "ConfigMap", name: str = "a", *, number: int = 1, service: str = "chat") -> Json:
     metadata = {"name": name, "namespace": "llm", "resourceVersion": str(number)}
-    return {"kind": kind, "metadata": {**metadata, "labels": {"sluice.dev/inferenceservice": service}}}
+    labels = {"sluice.dev/inferenceservice": service} if service else {}
+    return {"kind": kind, "metadata": {**metadata, "labels": labels}}
 
 
 def versions(seen: Seen, service: str = "chat") -> dict[tuple[str, str], str]:
@@ -26,11 +27,18 @@ def versions(seen: Seen, service: str = "chat") -> dict[tuple[str, str], str]:
     return {key(one): one["metadata"]["resourceVersion"] for one in (*found.owned.values(), *found.pods)}
 
 
+def replace(seen: Seen, kind: str, items: list[Json], version: str) -> None:
+    """A list, as `Kube` takes it in."""
+    for one in items:
+        seen.put(one)
+    seen.replace(kind, "", [(place, key(one)) for one in items if (place := place_of(one))], version)
+
+
 @pytest.fixture
 def seen() -> Seen:
     made = Seen()
     for kind in KINDS:
-        made.replace(kind, "", [], "0")
+        replace(made, kind, [], "0")
     return made
 
 
@@ -56,7 +64,7 @@ def test_a_list_forgets_what_it_does_not_hold_but_not_what_was_written_since(see
         seen.put(one)
     seen.put(item("Pod", "p", number=2))
 
-    seen.replace("ConfigMap", "", [item(name="kept", number=4)], "8")
+    replace(seen, "ConfigMap", [item(name="kept", number=4)], "8")
 
     assert set(versions(seen)) == {("ConfigMap", "kept"), ("ConfigMap", "new"), ("Pod", "p")}
 
@@ -67,6 +75,51 @@ def test_an_object_that_is_given_to_another_service_is_gone_from_the_first(seen:
 
     assert versions(seen) == {}
     assert versions(seen, "other") == {("ConfigMap", "a"): "4"}
+
+
+@pytest.mark.parametrize(
+    ("service", "told"),
+    [
+        pytest.param("other", [("llm", "chat"), ("llm", "other")], id="to another service"),
+        pytest.param("", [("llm", "chat")], id="to nobody"),
+    ],
+)
+def test_whoever_gives_an_object_away_is_told_of_it_at_once(
+    seen: Seen, service: str, told: list[tuple[str, str]]
+) -> None:
+    seen.put(item(number=3))
+
+    assert seen.put(item(number=4, service=service)) == told
+    assert versions(seen) == {}
+
+
+def test_who_gave_it_away_is_not_confused_by_what_comes_late(seen: Seen) -> None:
+    seen.put(item(number=3))
+    seen.put(item(number=5, service="other"))
+
+    assert seen.put(item(number=4)) == []
+    assert versions(seen, "other") == {("ConfigMap", "a"): "5"}
+
+
+def test_what_came_of_our_own_write_is_no_news(seen: Seen) -> None:
+    assert seen.put(item(number=3)) == [("llm", "chat")], "the answer to our write, which nobody waits for"
+    assert seen.put(item(number=3)) == [], "the same by the watch"
+    assert seen.put(item(number=4)) == [("llm", "chat")], "somebody changed it"
+    assert seen.remove(item(number=5)) == [("llm", "chat")]
+
+
+def test_of_what_is_only_compared_its_metadata_is_kept(seen: Seen) -> None:
+    written = {"managedFields": [{"manager": "x"}]}
+    for kind in ("Service", "Deployment"):
+        one = item(kind)
+        seen.put({**one, "metadata": {**one["metadata"], **written}, "spec": {"replicas": 2}})
+    for kind in ("Service", "Deployment"):
+        replace(seen, kind, [item(kind)], "0")
+
+    found = asyncio.run(seen.observe("llm", "chat", ("Service", "Deployment"))).owned
+
+    assert found["Service", "a"] == item("Service")
+    assert found["Deployment", "a"] == {**item("Deployment"), "spec": {"replicas": 2}}
 
 
 def test_nothing_is_kept_of_a_service_that_is_gone(seen: Seen) -> None:
@@ -94,7 +147,7 @@ class Follows(RuleBasedStateMachine):
         super().__init__()
         self.seen = Seen()
         for kind in KINDS:
-            self.seen.replace(kind, "", [], "0")
+            replace(self.seen, kind, [], "0")
         self.seen.put(item(name="another"))
         self.number = 1
         self.now: int | None = None
@@ -131,7 +184,7 @@ class Follows(RuleBasedStateMachine):
         self.events.clear()  # the watch goes on from the list
         self.answers.clear()
         held = [item(name="another")] + ([item(number=self.now)] if self.now else [])
-        self.seen.replace("ConfigMap", "", held, str(self.number))
+        replace(self.seen, "ConfigMap", held, str(self.number))
 
     @invariant()
     def nothing_is_newer_than_the_truth(self) -> None:

@@ -16,7 +16,12 @@ Nothing here maps to HTTP: the operator answers nobody but the API server.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+_FORBIDDEN = 403
+# As the API server words it when its authorizer, and not a quota or a policy, says no.
+_NO_RIGHT = re.compile(r"forbidden: User .* cannot \w+ resource")
 
 
 class OperatorError(Exception):
@@ -54,6 +59,11 @@ class ApiRefused(OperatorError):
         self.message = message
         self.retry_after_s = 0.0
         """When the server wants to be asked again at the earliest; 0: it did not say."""
+
+    @property
+    def lacks_right(self) -> bool:
+        """The operator itself may not do this, whatever the spec is; so says an API server that just started, too."""
+        return self.status == _FORBIDDEN and _NO_RIGHT.search(self.message) is not None
 
 
 class NamespaceEnds(ApiRefused):

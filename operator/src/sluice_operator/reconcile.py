@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.05
-_AT_ONCE = 16
+_AT_ONCE = 8
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 # A pod that hangs is asked after so often: with the time between two looks, its cause is known within 10 s.
 _EVENTS_EVERY_S = 4.0
@@ -60,6 +60,8 @@ _OBSTACLE_S = 15.0
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
 _TEMPORARY = frozenset({401, 408, 409, 429})
 _NOT_FOUND = 404
+# What a status is told from.
+_TOLD = ("Deployment", "ScaledObject", "ReplicaSet", "Pod")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +75,10 @@ class Service:
     looked_at: float = float("-inf")
     leaving_at: float = float("-inf")
     """When a pod of it was last seen on its way out; the first look counts as one."""
+    is_quiet: bool = False
+    """It has no pods and nothing is in its way: until an event comes, what is told of it stays as it is."""
     decide_at: float = float("inf")
     """When to look again though nothing happens."""
-    observed: Observed = field(default_factory=Observed)
     events: pods.Events = field(default_factory=dict)
     """Of its pods that say too little themselves, as last read."""
     events_at: float = float("-inf")
@@ -87,6 +90,8 @@ class Service:
     problem: Failure | None = None
     runtime: Runtime | None = None
     applied: dict[Key, Applied] = field(default_factory=dict)
+    taken: set[Key] = field(default_factory=set)
+    """Names that we need and that were somebody else's when we last looked."""
     told: Series = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -134,7 +139,7 @@ class Reconciler:
             self._drop(*at)
             service = None
         if service is None:
-            service = Service(body=body, status=body.get("status", {}))
+            service = Service(body=_kept(body), status=body.get("status", {}))
             service.wake.set()
             service.task = asyncio.create_task(self._tend(service), name=f"service {at[0]}/{at[1]}")
             self._services[at] = service
@@ -147,7 +152,7 @@ class Reconciler:
             service.news.set()
             service.hope.set()
             service.wake.set()
-        service.body = body
+        service.body = _kept(body)
 
     def forget(self, namespace: str, name: str) -> None:
         """The watch tells that a service is gone; the cluster collects what it owned."""
@@ -218,7 +223,7 @@ class Reconciler:
             try:
                 await self.look(service)
                 failures = 0
-                wait_s = self._settings.poll_s
+                wait_s = self._settings.resync_s if service.is_quiet else self._settings.poll_s
             except NamespaceEnds:
                 wait_s = self._settings.poll_s
             except Exception as error:
@@ -272,90 +277,108 @@ class Reconciler:
         if service.body["metadata"].get("deletionTimestamp"):
             service.wake.clear()
             return
+        observed = None
         is_due = self._clock() >= service.decide_at
         if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
             async with self._turn(service):
                 service.wake.clear()
                 began = service.looked_at = self._clock()
-                await self._reconcile(service)
+                observed = await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
             self._metrics.last_reconcile.set(self._wall_clock())
-        await self._tell(service)
+        await self._tell(service, observed)
 
-    async def _reconcile(self, service: Service) -> None:
+    async def _reconcile(self, service: Service) -> Observed:
+        """Look, plan and apply; returns what is there then."""
         body = service.body
         uid, namespace, name = body["metadata"]["uid"], *_place(body)
-        service.observed = await self._cluster.observe(namespace, name, self._observable())
+        observed = await self._cluster.observe(namespace, name, self._observable())
         settings = self._settings
         try:
             service.spec = specs.parse(body)
             with specs.understood():
-                kept, service.runtime = templates.choose(body, service.spec, service.observed, settings)
+                kept, service.runtime = templates.choose(body, service.spec, observed, settings)
                 surroundings = replace(settings.surroundings, kinds=self.kinds)
                 spec = replace(
                     service.spec,
-                    strategy=self._way(service, service.spec),
-                    autoscaling=autoscale.floored(service.spec, service.observed),
+                    strategy=self._way(service, service.spec, observed),
+                    autoscaling=autoscale.floored(service.spec, observed),
                 )
                 desired = objects(spec, settings.images, settings.otlp_endpoint, surroundings, kept)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
-            return
-        history = kepts.history(service.observed, desired)
-        todo = plans.plan(desired, uid, service.observed, service.applied, history)
-        service.problem = await self._carry_out(service, todo)
+            return observed
+        history = kepts.history(observed, desired)
+        todo = plans.plan(desired, uid, observed, service.applied, history)
+        owned = dict(observed.owned)
+        service.problem = await self._carry_out(service, todo, owned)
+        # The status speaks of what was just applied, not of what was there before.
+        return Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
 
-    def _way(self, service: Service, spec: specs.ServiceSpec) -> str:
+    def _way(self, service: Service, spec: specs.ServiceSpec, observed: Observed) -> str:
         """Which way the pods are replaced, and when to decide that again."""
         now = self._clock()
-        if pods.leaving(service.observed) or service.leaving_at == float("-inf"):
+        if pods.leaving(observed) or service.leaving_at == float("-inf"):
             service.leaving_at = now
-        decided = rollout.way(spec.strategy, service.observed, now=self._now(), quiet_s=now - service.leaving_at)
+        decided = rollout.way(spec.strategy, observed, now=self._now(), quiet_s=now - service.leaving_at)
         service.decide_at = float("inf") if decided.recheck_s is None else now + decided.recheck_s
         return decided.strategy
 
-    async def _carry_out(self, service: Service, todo: Plan) -> Failure | None:
-        """Send what the plan says; returns what stood in the way."""
+    async def _carry_out(self, service: Service, todo: Plan, owned: dict[Key, Object]) -> Failure | None:
+        """Send what the plan says, and note in `owned` what is there then; returns what stood in the way."""
         namespace, _ = _place(service.body)
-        owned = dict(service.observed.owned)
         problem = name_taken(todo.foreign)
-        for item in (*todo.create, *todo.update):
-            found = plans.key(item)
-            if item in todo.create:
-                there = await self._cluster.read(found[0], namespace, found[1])
-                if there is not None and not plans.is_owned(there, service.body["metadata"]["uid"]):
+        done: list[str] = []
+        try:
+            for item in (*todo.create, *todo.update):
+                found = plans.key(item)
+                try:
+                    after = await self._send(service, item, is_new=item in todo.create)
+                except ApiRefused as refused:
+                    if refused.status == _NOT_FOUND and found[0] in self.kinds:
+                        self.discovered(found[0], is_served=False)  # its definition went a moment ago
+                        continue
+                    if _may_pass(refused):
+                        raise
+                    text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
+                    return Failure(reason=f"{found[0]}Refused", message=text, hint=REFUSED_HINT)
+                if after is None:
                     problem = name_taken([found])
                     continue
-            try:
-                after = await self._cluster.apply(item)
-            except ApiRefused as refused:
-                if refused.status == _NOT_FOUND and found[0] in self.kinds:
-                    self.discovered(found[0], is_served=False)  # its definition went a moment ago
-                    continue
-                if isinstance(refused, NamespaceEnds) or refused.status in _TEMPORARY or refused.status >= 500:
-                    raise
-                text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
-                return Failure(reason=f"{found[0]}Refused", message=text, hint=REFUSED_HINT)
-            self._metrics.writes.labels("apply").inc()
-            log.info("applied", extra={**_named(service.body), "object": "/".join(found)})
-            service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
-            owned[found] = after
+                done.append("/".join(found))
+                service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
+                owned[found] = after
+        finally:
+            if done:
+                log.info("applied", extra={**_named(service.body), "objects": done})
         for found in todo.delete:
             await self._cluster.delete(found, namespace)
             self._metrics.writes.labels("delete").inc()
             log.info("deleted", extra={**_named(service.body), "object": "/".join(found)})
             service.applied.pop(found, None)
-        # The status speaks of what was just applied, not of what was there before.
-        observed = service.observed
-        # Nothing is told of these, and they are the largest: between two looks they are not held.
-        told = {found: item for found, item in owned.items() if found[0] not in {"ConfigMap", "ControllerRevision"}}
-        service.observed = Observed(owned=told, replica_sets=observed.replica_sets, pods=observed.pods)
         return problem
 
-    async def _read_events(self, service: Service) -> None:
+    async def _send(self, service: Service, item: Object, *, is_new: bool) -> Object | None:
+        """Apply an object; None where somebody else has the name of one that is new."""
+        found, (namespace, _) = plans.key(item), _place(service.body)
+        after = None
+        if is_new and found not in service.taken:
+            after = await self._cluster.create(item)
+        if is_new and after is None:
+            there = await self._cluster.read(found[0], namespace, found[1])
+            if there is not None and not plans.is_owned(there, service.body["metadata"]["uid"]):
+                service.taken.add(found)  # from now on it is asked before anything is sent
+                return None
+            service.taken.discard(found)
+        if after is None:
+            after = await self._cluster.apply(item)
+        self._metrics.writes.labels("apply").inc()
+        return after
+
+    async def _read_events(self, service: Service, views: Sequence[pods.PodView]) -> None:
         """What the kubelet told of pods that say too little themselves; not at every look: they stay so for long."""
-        silent = {pod.name: pod.uid for pod in pods.views(service.observed) if pod.is_silent}
+        silent = {pod.name: pod.uid for pod in views if pod.is_silent}
         if not silent:
             service.events, service.events_at = {}, float("-inf")
         elif self._clock() - service.events_at >= _EVENTS_EVERY_S:
@@ -364,18 +387,24 @@ class Reconciler:
             with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
                 service.events = await self._cluster.pod_events(_place(service.body)[0], silent)
 
-    async def _tell(self, service: Service) -> None:
+    async def _tell(self, service: Service, observed: Observed | None = None) -> None:
+        """Write the status if it is worth it; of what is `observed`, by default of what is there now."""
         if service.spec is None and service.problem is None:
             return  # not looked at yet
-        addresses = {pod.name: pod.ip for pod in pods.views(service.observed) if status.is_pollable(pod)}
+        if observed is None:
+            # Between two looks nothing of it is held: a thousand services would be most of the memory.
+            observed = await self._cluster.observe(*_place(service.body), _TOLD)
+        service.is_quiet = not (observed.pods or service.problem)
+        views = pods.views(observed)
+        addresses = {pod.name: pod.ip for pod in views if status.is_pollable(pod)}
         states = await self._gates.states(addresses) if addresses else {}
         self._metrics.gate_polls.labels("ok").inc(len(states))
         self._metrics.gate_polls.labels("unanswered").inc(len(addresses) - len(states))
-        await self._read_events(service)
+        await self._read_events(service, views)
         situation = status.Situation(
             generation=service.body["metadata"].get("generation", 0),
             spec=service.spec,
-            observed=service.observed,
+            observed=observed,
             gates=states,
             events=service.events,
             problem=service.problem,
@@ -400,8 +429,20 @@ class Reconciler:
                 self._metrics.writes.labels("event").inc()
 
 
+def _may_pass(refused: ApiRefused) -> bool:
+    """Whether what the API server refused may go well later though the spec stays as it is."""
+    is_over = isinstance(refused, NamespaceEnds)
+    return is_over or refused.lacks_right or refused.status in _TEMPORARY or refused.status >= 500
+
+
 def _place(body: Object) -> tuple[str, str]:
     return body["metadata"]["namespace"], body["metadata"]["name"]
+
+
+def _kept(body: Object) -> Object:
+    """A resource as it is held between two looks: of the status, which is held apart, only what it speaks of."""
+    seen = body.get("status", {}).get("observedGeneration")
+    return {**body, "status": {} if seen is None else {"observedGeneration": seen}}
 
 
 def _named(body: Object) -> dict[str, str]:

@@ -26,6 +26,10 @@ class Cluster(Protocol):
         """One object, or None."""
         ...
 
+    async def create(self, item: Object) -> Object | None:
+        """Apply an object that nobody is known to have made; None, and nothing is changed, where its name is taken."""
+        ...
+
     async def apply(self, item: Object) -> Object:
         """Apply an object; returns it as the server has it then."""
         ...

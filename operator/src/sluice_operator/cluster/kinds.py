@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _READ = frozenset({"list", "watch"})
-_KEPT = _READ | {"get", "create", "patch"}
+_KEPT = _READ | {"create", "patch"}
 _DELETED = _KEPT | {"delete"}
 
 
@@ -24,11 +24,13 @@ class Kind:
     version: str
     plural: str
     verbs: frozenset[str]
-    """What the operator does to it: `list` and `watch` by our labels, `get` to see whose a name is.
+    """What the operator does to it: `list` and `watch` by our labels; `list` by name to see whose that is.
 
     Server-side apply needs `create` and `patch`; `delete` is for what is not wanted any more.
     """
     is_optional: bool = False
+    is_read: bool = False
+    """More of it than its metadata decides or is told; of all others, nothing else is kept."""
 
     @property
     def api_version(self) -> str:
@@ -46,18 +48,20 @@ SERVICE_KIND = "InferenceService"
 KINDS: Mapping[str, Kind] = {
     SERVICE_KIND: Kind(group="sluice.dev", version="v1alpha1", plural="inferenceservices", verbs=_READ),
     "ServiceAccount": Kind(group="", version="v1", plural="serviceaccounts", verbs=_DELETED),
-    "ConfigMap": Kind(group="", version="v1", plural="configmaps", verbs=_DELETED),
+    "ConfigMap": Kind(group="", version="v1", plural="configmaps", verbs=_DELETED, is_read=True),
     "Service": Kind(group="", version="v1", plural="services", verbs=_KEPT),
-    "ControllerRevision": Kind(group="apps", version="v1", plural="controllerrevisions", verbs=_DELETED),
-    "Deployment": Kind(group="apps", version="v1", plural="deployments", verbs=_KEPT),
+    "ControllerRevision": Kind(group="apps", version="v1", plural="controllerrevisions", verbs=_DELETED, is_read=True),
+    "Deployment": Kind(group="apps", version="v1", plural="deployments", verbs=_KEPT, is_read=True),
     "PodDisruptionBudget": Kind(group="policy", version="v1", plural="poddisruptionbudgets", verbs=_KEPT),
     "NetworkPolicy": Kind(group="networking.k8s.io", version="v1", plural="networkpolicies", verbs=_DELETED),
     "PodMonitor": Kind(
         group="monitoring.coreos.com", version="v1", plural="podmonitors", verbs=_DELETED, is_optional=True
     ),
-    "ScaledObject": Kind(group="keda.sh", version="v1alpha1", plural="scaledobjects", verbs=_DELETED, is_optional=True),
-    "ReplicaSet": Kind(group="apps", version="v1", plural="replicasets", verbs=_READ),
-    "Pod": Kind(group="", version="v1", plural="pods", verbs=_READ),
+    "ScaledObject": Kind(
+        group="keda.sh", version="v1alpha1", plural="scaledobjects", verbs=_DELETED, is_optional=True, is_read=True
+    ),
+    "ReplicaSet": Kind(group="apps", version="v1", plural="replicasets", verbs=_READ, is_read=True),
+    "Pod": Kind(group="", version="v1", plural="pods", verbs=_READ, is_read=True),
 }
 
 OWNED_KINDS = tuple(name for name, kind in KINDS.items() if "patch" in kind.verbs)

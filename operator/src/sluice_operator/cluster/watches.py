@@ -14,14 +14,13 @@ from typing import Protocol
 
 import aiohttp
 
+from sluice_operator.cluster.connection import WatchExpired
 from sluice_operator.cluster.kinds import OPTIONAL_KINDS
-from sluice_operator.cluster.kube import WatchExpired
+from sluice_operator.cluster.seen import Place
 from sluice_operator.errors import ApiRefused
 from sluice_operator.health import Health
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import Reconciler
-from sluice_operator.rendering.labels import SERVICE_LABEL
-from sluice_operator.rendering.pod_template import Object
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +35,16 @@ _DISCOVERY_S = 60.0
 class Children(Protocol):
     """What a watch needs of the API server; `kube.Kube` is it."""
 
-    async def list_children(self, kind: str, namespace: str) -> tuple[list[Object], str]:
-        """All children of a kind, and the version to watch from."""
+    async def list_children(self, kind: str, namespace: str) -> str:
+        """See all children of a kind; returns the version to watch from."""
         ...
 
     async def serves(self, kind: str) -> bool:
         """Whether the API server has the kind's definition."""
         ...
 
-    def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, Object]]:
-        """Events after a version."""
+    def watch_children(self, kind: str, namespace: str, since: str) -> AsyncIterator[tuple[str, list[Place]]]:
+        """Of each event after a version: its own version, and to which services it is news."""
         ...
 
 
@@ -61,7 +60,7 @@ async def follow(
                 health.beat(name)
                 await asyncio.sleep(_DISCOVERY_S)
                 continue
-            _, since = await children.list_children(kind, namespace)
+            since = await children.list_children(kind, namespace)
             # Between two watches anything may have happened.
             reconciler.touch_all()
             while True:
@@ -85,10 +84,9 @@ async def _is_served(children: Children, kind: str, reconciler: Reconciler) -> b
 async def _once(  # the parts of one stream
     children: Children, kind: str, namespace: str, since: str, reconciler: Reconciler, beat: Callable[[], None]
 ) -> str:
-    async for event, item in children.watch_children(kind, namespace, since):
+    async for version, concerned in children.watch_children(kind, namespace, since):
         beat()
-        metadata = item["metadata"]
-        since = metadata["resourceVersion"]
-        if event != "BOOKMARK" and (service := metadata.get("labels", {}).get(SERVICE_LABEL)):
-            reconciler.touch(metadata["namespace"], service)
+        since = version
+        for place in concerned:
+            reconciler.touch(*place)
     return since

@@ -8,6 +8,7 @@ its configuration, both rendered by today's code: other defaults, images and key
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -110,7 +111,13 @@ def choose(known: Sequence[Kept], wanted: str, spec: Json, today: Rendering, ren
         problem = f"{wanted} is not kept for this spec, and this operator is {own}: name that one, or leave it out"
         raise InvalidSpec("spec.runtime.version", problem)
     number = max((one.revision for one in known), default=0) + 1
-    return Kept(version=own, spec=spec, rendering=today, live_shape=shape(LiveConfig), revision=number)
+    return Kept(version=own, spec=spec, rendering=today, live_shape=json.loads(_live_shape()), revision=number)
+
+
+@functools.cache
+def _live_shape() -> str:
+    """Of today's programs; as text, since whoever is given a shape may do with it as they like."""
+    return json.dumps(shape(LiveConfig))
 
 
 def _is_of(version: str, wanted: str) -> bool:
