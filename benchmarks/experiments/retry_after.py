@@ -3,8 +3,8 @@
 Chat at well above the capacity, long prompts among it, once without an end and once in bursts that end again and again.
 What was refused is asked for at the door in thought, every 20 ms, until there would be room for it and for nobody
 before it. Suggestion and observation are compared as a client can live them: nobody is told to come within less than a
-second, so a room that is there sooner counts as a second. By kind and scene the medians stand in the data, with and
-without that floor. The control tells everybody the same: no spread.
+second, so a room that is there sooner counts as a second. By kind, by tenth of the sizes and by scene the medians stand
+in the data, with and without that floor. The control tells everybody the same: no spread.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Findings, Watched, chat, ran, scene
 from sluice_sidecar.errors import Refusal
@@ -29,6 +30,17 @@ LAST_S = 4.0
 WARM_S = 30
 LOOK_US = 20_000
 GIVEN_UP_US = 40_000_000
+LASTS = "overload that lasts"
+
+
+class Wait(NamedTuple):
+    """One that was refused."""
+
+    tokens: int
+    """Prompt and expected answer."""
+    told_us: int
+    seen_us: int
+    """Until there was room for it."""
 
 
 class Asked:
@@ -37,8 +49,8 @@ class Asked:
     def __init__(self, counts: Callable[[float], bool]) -> None:
         """`counts(now_s)`: whether one that is refused at that time is looked for."""
         self._counts = counts
-        self.pairs: dict[str, list[tuple[int, int]]] = {}
-        """By kind of load: (suggested, observed)."""
+        self.waits: dict[str, list[Wait]] = {}
+        """By kind of load."""
 
     def prepare(self, world: World) -> None:
         (replica,) = world.replicas
@@ -64,7 +76,18 @@ class Asked:
         if (held is not None or gate.waiting) and now_us - asked_us < GIVEN_UP_US:
             world.events.after(LOOK_US, partial(self._look, world, replica, call, wait_us, asked_us))
             return
-        self.pairs.setdefault(call.sender.name, []).append((wait_us, max(LOOK_US, now_us - asked_us)))
+        tokens = cost.prompt_tokens + cost.decode_tokens
+        self.waits.setdefault(call.sender.name, []).append(Wait(tokens, wait_us, max(LOOK_US, now_us - asked_us)))
+
+    @property
+    def all(self) -> list[Wait]:
+        """Of every kind, the smallest first."""
+        return sorted(wait for kind in self.waits.values() for wait in kind)
+
+    def tenths(self) -> list[list[Wait]]:
+        """Of all, by size."""
+        waits = self.all
+        return [waits[len(waits) * tenth // 10 : len(waits) * (tenth + 1) // 10] for tenth in range(10)]
 
 
 def lived_us(wait_us: int) -> int:
@@ -72,9 +95,9 @@ def lived_us(wait_us: int) -> int:
     return min(MOST_WAIT_US, max(LEAST_US, wait_us))
 
 
-def errors(pairs: list[tuple[int, int]], bound: Callable[[int], int]) -> list[float]:
-    """How far each suggestion was off, relative to what was observed."""
-    return [abs(bound(told) - bound(seen)) / bound(seen) for told, seen in pairs]
+def median_error(waits: list[Wait], bound: Callable[[int], int] = lived_us) -> float:
+    """How far suggestions were off in the median, in percent of what was observed."""
+    return 100 * statistics.median(abs(bound(told) - bound(seen)) / bound(seen) for _, told, seen in waits)
 
 
 def without_end() -> Asked:
@@ -117,22 +140,26 @@ def returning(seconds: float, *, spread: bool) -> list[int]:
 def run(*, quick: bool) -> Findings:
     """The bars of Retry-After."""
     findings = Findings()
-    scenes = {"overload that lasts": without_end(), "the end of a burst": in_bursts(3 if quick else 20)}
+    scenes = {LASTS: without_end(), "the end of a burst": in_bursts(3 if quick else 20)}
     told: dict[str, Document] = {}
-    medians = []
     for where, asked in scenes.items():
-        for kind, pairs in sorted(asked.pairs.items()):
-            lived, raw = errors(pairs, lived_us), errors(pairs, int)
+        for kind, waits in sorted(asked.waits.items()):
             told[f"{where}: {kind}"] = {
-                "count": len(pairs),
-                "median_error_percent": round(100 * statistics.median(lived), 1),
-                "median_error_without_floor_percent": round(100 * statistics.median(raw), 1),
-                "suggested_and_observed_ms": [(a // 1000, b // 1000) for a, b in pairs[:20]],
+                "count": len(waits),
+                "median_error_percent": round(median_error(waits), 1),
+                "median_error_without_floor_percent": round(median_error(waits, int), 1),
+                "suggested_and_observed_ms": [(a // 1000, b // 1000) for _, a, b in waits[:20]],
             }
-        medians.append(statistics.median(errors([pair for kind in asked.pairs.values() for pair in kind], lived_us)))
+        tenths = told[f"{where}, by tenth of the sizes"] = {
+            "up_to_tokens": [waits[-1].tokens for waits in asked.tenths()],
+            "median_error_percent": [round(median_error(waits), 1) for waits in asked.tenths()],
+            "median_error_without_floor_percent": [round(median_error(waits, int), 1) for waits in asked.tenths()],
+        }
+        name = f"Retry-After: median error of the suggested wait, {where}"
+        findings.most(name, median_error(asked.all), "%", 50)
+        if where == LASTS:
+            findings.most(f"{name}, the worst tenth by size", max(tenths["median_error_percent"]), "%", 50)
     findings.data["suggestions"] = told
-    for where, median in zip(scenes, medians, strict=True):
-        findings.most(f"Retry-After: median error of the suggested wait, {where}", 100 * median, "%", 50)
     span_s = 1
     for spread in (True, False):
         counts = returning(30, spread=spread)

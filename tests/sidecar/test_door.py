@@ -337,6 +337,33 @@ def test_a_flood_that_must_leave_room_does_not_stand_in_the_way_of_those_it_is_l
     assert isinstance(held.verdict, Permit), "the others ask no more: what they leave may be borrowed"
 
 
+@pytest.mark.parametrize(
+    ("ttft_ms", "prompt", "is_held"),
+    [
+        # A twentieth of the promise: 100 ms. What stands before takes 25 ms and its steps, a token 50 µs.
+        pytest.param(2_000, 100, False, id="a-short-one-goes-in-behind-what-waits"),
+        pytest.param(2_000, 1_800, True, id="what-it-brings-itself-counts"),
+        pytest.param(400, 100, True, id="by-the-promise"),
+    ],
+)
+def test_a_flood_brings_little_prefill_while_others_ask(ttft_ms: int, prompt: int, *, is_held: bool) -> None:
+    pod = Pod(live_config(ttft_us=ttft_ms * 1000, max_wait_us=S), slots=100, blocks=2000)
+    pod.state = replace(pod.state, max_length_tokens=4096)
+    pod.observe()
+    for name in ("flood",) * 12 + ("b",):
+        pod.admit(name, Cost((ChoiceCost(1, 200),)))
+    first = pod.admit("a", Cost((ChoiceCost(500, 50),)))
+    pod.now_us += 1
+    pod.admission.tenants.was_short(pod.now_us, for_others=False)
+
+    asked = pod.ask("flood", Cost((ChoiceCost(prompt, 50),)))
+
+    assert isinstance(asked, Ticket) == is_held
+    if isinstance(asked, Ticket):
+        pod.complete(first)
+        assert isinstance(asked.verdict, Permit), "nothing waits before it: it may be as long as it is"
+
+
 def test_one_that_asks_for_an_earlier_token_than_there_is_stands_in_nobodys_way() -> None:
     pod = Pod(slots=10, blocks=400)
     pod.admit()

@@ -43,7 +43,7 @@ class Line:
         """The next goes in."""
         ticket = self.first()
         assert ticket is not None
-        self.tenants.start(ticket.terms.tenant, ticket.request_id, cost_us)
+        self.tenants.start(ticket.terms.tenant, ticket.request_id, cost_us, 0)
         assert self.queue.remove(ticket)
         return ticket
 

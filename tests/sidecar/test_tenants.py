@@ -33,7 +33,7 @@ def test_whoever_has_had_least_for_its_weight_is_due_next() -> None:
     served = []
     for number in range(40):
         name = min(("heavy", "light"), key=tenants.virtual)
-        tenants.start(name, str(number), 1_000)
+        tenants.start(name, str(number), 1_000, 0)
         served.append(name)
 
     assert served.count("heavy") == 30
@@ -48,7 +48,7 @@ def test_two_that_wait_all_the_time_never_part_by_more_than_one_request_each() -
     for number in range(500):
         name = min(names, key=tenants.virtual)
         cost_us = source.randint(1, 1_000) * (10 if name == "c" else 1)
-        tenants.start(name, str(number), cost_us)
+        tenants.start(name, str(number), cost_us, 0)
         had[name] += cost_us
         assert max(had.values()) - min(had.values()) <= 10_000 + 1_000
 
@@ -57,16 +57,16 @@ def test_a_tenant_that_comes_back_has_saved_up_nothing_and_is_next() -> None:
     tenants = Tenants(())
     for name in ("busy", "rare"):
         tenants.waits(name)
-        tenants.start(name, f"{name} first", 1_000)
+        tenants.start(name, f"{name} first", 1_000, 0)
     tenants.waits_no_more("rare")
     tenants.end("rare first", 1_000)
     for number in range(100):
-        tenants.start("busy", str(number), 1_000)
+        tenants.start("busy", str(number), 1_000, 0)
 
     tenants.waits("rare")
 
     assert tenants.virtual("rare") < tenants.virtual("busy")
-    tenants.start("rare", "rare again", 1_000)
+    tenants.start("rare", "rare again", 1_000, 0)
     assert tenants.virtual("rare") >= tenants.virtual("busy"), "one request, and it has caught up"
 
 
@@ -74,7 +74,7 @@ def test_what_a_request_really_used_is_charged_when_it_leaves() -> None:
     tenants = Tenants(())
     for name in ("a", "b"):
         tenants.waits(name)
-        tenants.start(name, name, 1_000)
+        tenants.start(name, name, 1_000, 0)
 
     tenants.end("a", 400)
     tenants.end("b", 3_000)
@@ -85,10 +85,10 @@ def test_what_a_request_really_used_is_charged_when_it_leaves() -> None:
 def test_the_share_of_a_tenant_is_told_among_those_that_are_here() -> None:
     tenants = Tenants((TenantConfig(name="a", weight=2),))
     tenants.waits("a")
-    tenants.start("a", "1", 3_000)
+    tenants.start("a", "1", 3_000, 0)
     assert tenants.shares_percent("a") == (100, 100)
     tenants.waits("b")
-    tenants.start("b", "2", 1_000)
+    tenants.start("b", "2", 1_000, 0)
 
     assert tenants.shares_percent("a") == (75, 66)
     assert tenants.shares_percent("b") == (25, 33)
@@ -104,11 +104,11 @@ def crowded() -> Tenants:
     """One has four fifths of what runs, two others a tenth each."""
     tenants = Tenants(())
     for name, booked_us in (("flood", 8_000), ("a", 1_000), ("b", 1_000)):
-        tenants.start(name, name, booked_us)
+        tenants.start(name, name, booked_us, 0)
     return tenants
 
 
-def test_who_has_more_than_its_share_leaves_room_for_what_the_others_ask_in_a_second() -> None:
+def test_who_has_more_than_its_share_leaves_room_for_what_the_others_ask_for() -> None:
     tenants = crowded()
     tenants.was_short(0, for_others=False)
     tenants.asked("a", SHORT, 0)
@@ -117,8 +117,71 @@ def test_who_has_more_than_its_share_leaves_room_for_what_the_others_ask_in_a_se
 
     assert tenants.kept_from("flood", S // 2) == Wanted(2, 1_020), "what the flood itself asks for is not kept"
     assert tenants.kept_from("a", S // 2) is None, "who has less than its share leaves room for nobody"
-    assert tenants.kept_from("flood", S * 3 // 2) == Wanted(2, 1_020)
-    assert tenants.kept_from("flood", 2 * S) is None, "they ask no more: their share may be borrowed"
+
+
+def flooded(every_us: int, calls: int) -> Tenants:
+    """Two with less than their share have asked at this distance, the last time at 0."""
+    tenants = crowded()
+    tenants.was_short(0, for_others=False)
+    for number in reversed(range(calls)):
+        tenants.asked("ab"[number % 2], SHORT, -number * every_us)
+    return tenants
+
+
+@pytest.mark.parametrize(
+    ("every_us", "calls", "until_us"),
+    [
+        pytest.param(S // 20, 40, S, id="who-asks-often-and-stops-has-stopped-after-a-second"),
+        pytest.param(S // 4, 40, 2 * S, id="four-a-second-pause-for-two-by-chance"),
+        pytest.param(S, 10, 5 * S, id="once-a-second-room-is-kept-for-five"),
+        pytest.param(S, 1, S, id="who-asked-once-has-no-habit"),
+    ],
+)
+def test_a_pause_that_chance_explains_gives_no_share_away(every_us: int, calls: int, until_us: int) -> None:
+    assert flooded(every_us, calls).kept_from("flood", until_us) is not None
+    assert flooded(every_us, calls).kept_from("flood", until_us + 1) is None, "their share may be borrowed"
+
+
+def test_what_a_flood_asked_for_while_it_was_alone_is_kept_from_nobody() -> None:
+    tenants = Tenants(())
+    for number in range(50):
+        tenants.asked("flood", LONG, number * S // 50)
+        tenants.start("flood", str(number), 1_000, number * S // 50)
+    tenants.was_short(S, for_others=False)
+    tenants.asked("new", SHORT, S)
+
+    assert tenants.kept_from("flood", S) is None, "it is the only one that has anything"
+    tenants.start("new", "new", 100, S)
+    assert tenants.kept_from("flood", S) == Wanted(1, 110)
+
+
+def test_a_burst_of_one_that_had_less_than_its_share_of_late_is_not_a_flood() -> None:
+    tenants = Tenants(())
+    for second in range(60):
+        for name, engine_us in (("flood", 4_000), ("bursts", 500), ("b", 500)):
+            tenants.start(name, f"{name} {second}", engine_us, second * S)
+            tenants.end(f"{name} {second}", engine_us)
+    for name, engine_us in (("flood", 4_500), ("bursts", 4_000), ("b", 500)):
+        tenants.start(name, name, engine_us, 60 * S)
+
+    assert tenants.is_over("flood")
+    assert not tenants.is_over("bursts"), "as much as the flood has now, and little before"
+    tenants.start("bursts", "more", 30_000, 60 * S)
+    assert tenants.is_over("bursts"), "twice its share and more is too much whatever it had before"
+
+
+def test_a_flood_that_begins_is_one_before_its_habit_is() -> None:
+    tenants = Tenants(())
+    for second in range(60):
+        for name in ("a", "b", "c"):
+            tenants.start(name, f"{name} {second}", 1_000, second * S)
+            tenants.end(f"{name} {second}", 1_000)
+    for name in ("a", "b", "c"):
+        tenants.start(name, name, 1_000, 60 * S)
+
+    tenants.start("flood", "flood", 4_000, 60 * S)
+
+    assert tenants.is_over("flood")
 
 
 def test_room_is_kept_only_while_there_is_not_enough_for_all() -> None:
@@ -141,7 +204,7 @@ def test_room_is_kept_where_a_share_is_less_than_a_percent() -> None:
     tenants = crowded()
     tenants.was_short(0, for_others=False)
     for number in range(200):
-        tenants.start(f"user-{number}", f"user-{number}", 20)
+        tenants.start(f"user-{number}", f"user-{number}", 20, 0)
     tenants.asked("late", SHORT, 0)
     assert tenants.shares_percent("late") == (0, 0)
 
@@ -151,26 +214,10 @@ def test_room_is_kept_where_a_share_is_less_than_a_percent() -> None:
 def test_one_a_little_above_its_share_leaves_room_for_nobody_beside_one_with_far_more() -> None:
     tenants = Tenants(())
     for name, booked_us in (("flood", 50), ("a", 27), ("b", 11), ("c", 12)):
-        tenants.start(name, name, booked_us)
+        tenants.start(name, name, booked_us, 0)
 
     assert tenants.is_over("flood")
     assert not tenants.is_over("a"), "it has more than a quarter, and about half of what the flood has"
-
-
-def test_who_has_most_is_known_whoever_comes_and_goes() -> None:
-    tenants, source = Tenants((TenantConfig(name="t1", weight=3),)), random.Random(2)
-    inside: list[str] = []
-    for number in range(3_000):
-        if inside and source.random() < 0.5:
-            tenants.end(inside.pop(source.randrange(len(inside))), 1_000)
-        else:
-            inside.append(str(number))
-            tenants.start(f"t{source.randrange(40)}", inside[-1], source.randint(1, 5_000))
-        if number == 2_000:
-            tenants.configure((TenantConfig(name="t2", weight=7),))
-        accounts = tenants._accounts.values()
-        assert tenants._most() == max((account.booked_us / account.weight for account in accounts), default=0)
-    assert len(tenants._ranks) <= 2 * 40 + 65
 
 
 def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +225,7 @@ def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.Mon
     tenants.was_short(0, for_others=False)
     tenants.asked("a", SHORT, 0)
     for name in "cdef":
-        tenants.start(name, name, 8_000)
+        tenants.start(name, name, 8_000, 0)
         tenants.asked(name, SHORT, 0)
     assert tenants.kept_from("flood", 0) is not None
 
@@ -187,16 +234,18 @@ def test_however_many_have_asked_a_decision_looks_at_few(monkeypatch: pytest.Mon
     assert tenants.kept_from("flood", 0) is None
 
 
-def test_the_fullest_of_the_last_ten_seconds_counts() -> None:
+def test_the_fullest_two_seconds_of_the_last_thirty_count() -> None:
     wishes = Wishes()
-    for second, calls in ((0, 5), (1, 2), (3, 1)):
+    for second, calls in ((0, 5), (2, 2), (3, 1), (7, 4)):
         for _ in range(calls):
             wishes.add(SHORT, second * S)
-    wishes.add(LONG, 3 * S)
+        if second == 3:
+            wishes.add(LONG, second * S)
 
-    assert wishes.most(3 * S) == Wanted(5, 1_020), "requests of one second, tokens of another"
-    assert wishes.most(10 * S) == Wanted(2, 1_020)
-    assert wishes.most(13 * S) == Wanted()
+    assert wishes.most(7 * S) == Wanted(5, 1_240), "requests of one second, tokens of two others on end"
+    assert wishes.most(30 * S) == Wanted(4, 1_240)
+    assert wishes.most(32 * S) == Wanted(4, 1_020), "of the two one is forgotten"
+    assert wishes.most(37 * S) == Wanted()
 
 
 def test_who_asked_long_ago_is_forgotten() -> None:
@@ -221,7 +270,7 @@ def test_names_from_outside_do_not_fill_the_memory() -> None:
     for number in range(5 * MAX_IDLE):
         name = f"user-{number}"
         tenants.waits(name)
-        tenants.start(name, name, 1_000)
+        tenants.start(name, name, 1_000, 0)
         tenants.waits_no_more(name)
         tenants.end(name, 10_000)
 

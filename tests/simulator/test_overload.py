@@ -79,6 +79,18 @@ def test_a_fault_leaves_nothing_over(name: str) -> None:
 
 
 @pytest.mark.slow
+def test_thresholds_over_a_state_that_hangs_in_a_flood_lose_what_the_ledger_keeps() -> None:
+    until_s = faults.AT_S + 2 * faults.LASTS_S * faults.HANGS
+    plain, gate, control = (
+        faults.hangs(fault=fault, thresholds=thresholds).watched.good_per_second(faults.AT_S, until_s)
+        for fault, thresholds in ((False, False), (True, False), (True, True))
+    )
+
+    assert gate >= 0.7 * plain
+    assert control <= 0.6 * plain
+
+
+@pytest.mark.slow
 def test_what_a_client_held_is_free_within_a_second_of_its_leaving() -> None:
     one, leavers = aborts.happens(20, tells_engine=True)
     _, control = aborts.happens(20, tells_engine=False)

@@ -311,7 +311,8 @@ class Admission:
         ticket.decision.admitted(now_us)
         if not ticket.decision.shed_by:
             self.sizes.admitted(ticket.terms, ticket.cost, now_us)
-        self.tenants.start(ticket.terms.tenant, ticket.request_id, expected_us(work, self.room.limits))
+        engine_us = expected_us(work, self.room.limits)
+        self.tenants.start(ticket.terms.tenant, ticket.request_id, engine_us, now_us)
         return self.room.reserve(ticket.request_id, ticket.cost, look, now_us)
 
     def _admit_waiting(self, ticket: Ticket, look: Look, now_us: int) -> Permit:

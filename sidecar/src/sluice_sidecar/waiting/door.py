@@ -20,11 +20,12 @@ from sluice_sidecar.waiting.sizes import SizeGuard
 from sluice_sidecar.waiting.tenants import Tenants
 from sluice_sidecar.waiting.wishes import Wanted
 
-# Room is kept for this many of the fullest second of tenants with less than their share: what is inside goes on
-# growing, and falls free at its own pace. And this part of the room at most.
-KEPT_SECONDS, MOST_KEPT_PERCENT = 2, 40
-# A tenant that has more than its share goes in behind no more prefill than this part of the promise of a first token:
-# inside the engine the order is that of arrival, and others would stand behind all that it brought.
+# Room is kept for this much of what tenants with less than their share ask for in their fullest two seconds: what is
+# inside goes on growing. And this part of the room at most.
+KEPT_PERCENT, MOST_KEPT_PERCENT = 120, 40
+# A tenant that has more than its share brings no prefill that makes more than this part of the promise of a first token
+# with what is there, and a longer one only where none is: inside the engine the order is that of arrival, and others
+# would stand behind all that it brought.
 QUEUE_PART = 20
 # A few small requests may always stand at the door; beyond, no more than could run at once.
 LEAST_DOOR = 4
@@ -156,10 +157,11 @@ class Door:
         """What keeps it out beside what others with less than their share are about to ask for."""
         limits, room, cost = self._room.limits, self._room, ticket.cost
         assert limits is not None, "asked where something was looked at"
-        if room.inside(now_us) and (queue_us := room.queue_us(limits, cost, now_us)) > self._queue_us:
-            return Held(Reason.TENANT_SHARE, self.over_share(ticket), queue_us - self._queue_us)
+        most_us = max(0, self._queue_us - cost.prefill_tokens * limits.per_prefill_token_ns // 1000)
+        if room.inside(now_us) and (queue_us := room.queue_us(limits, cost, now_us)) > most_us:
+            return Held(Reason.TENANT_SHARE, self.over_share(ticket), queue_us - most_us)
         part = max(wanted.tokens / limits.pool_tokens, wanted.requests / limits.max_sequences)
-        less_percent = min(MOST_KEPT_PERCENT, math.ceil(100 * KEPT_SECONDS * part))
+        less_percent = min(MOST_KEPT_PERCENT, math.ceil(KEPT_PERCENT * part))
         held = self.classes.look(ticket.terms.service_class, cost, room, now_us, 0, less_percent=less_percent).held
         return None if held is None else Held(Reason.TENANT_SHARE, self.over_share(ticket), held.wait_us)
 

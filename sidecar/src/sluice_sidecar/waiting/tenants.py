@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from sluice_engine.config import TenantConfig
@@ -22,17 +21,17 @@ from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress
 from sluice_sidecar.estimates.work import Work, held_blocks
+from sluice_sidecar.waiting.lately import Lately
 from sluice_sidecar.waiting.wishes import Wanted, Wishes
 
 # Virtual service is kept in such fractions of a microsecond, and the division's remainder is carried on.
 _SCALE = 1000
-# Who has asked within this time may ask again at once: room is kept for it from those that have more than their share.
-# A share that nobody asks for is there for others after it.
-RECENT_US = 1_000_000
-# And only while there is not enough for all: so long after somebody found no room.
+# Room is kept only while there is not enough for all: so long after somebody found no room.
 SHORT_US = 10_000_000
-# Who has less than so much of what the one with most has, each for its weight, is not the one that others wait for.
+# Who was given less than so much of what the one with most was, each for its weight, is not whom others wait for.
 NEAR_MOST = 0.9
+# But who holds so many times its share has too much, whatever it had before.
+FAR_OVER = 2
 # Of those who asked last, a decision looks at no more: beyond, it would cost more than it may.
 LOOKED_AT = 64
 # Accounts of tenants with nothing here, kept for what they have overdrawn. Names come from outside: they are bounded.
@@ -74,13 +73,12 @@ class Tenants:
         self._accounts: dict[str, Account] = {}
         self._idle: dict[str, None] = {}
         """Tenants with nothing here that are kept for what they have overdrawn, the longest kept first."""
-        self._bookings: dict[str, tuple[str, int]] = {}
-        """Tenant and estimate of each request inside."""
+        self._bookings: dict[str, tuple[str, int, int]] = {}
+        """Tenant, estimate and start of each request inside."""
+        self._lately = Lately(self.weight)
         self._recent: OrderedDict[str, int] = OrderedDict()
         """When each tenant asked last; the last to ask at the end."""
         self._wishes = Wishes()
-        self._ranks: list[tuple[float, str]] = []
-        """A heap of (−what it has inside over its weight, tenant); some entries are left from before."""
         self._short_us: int | None = None
         self._virtual_time = 0
         """Virtual service at which the last request started: it never falls."""
@@ -96,7 +94,7 @@ class Tenants:
             if not account.is_idle:
                 self._active_weight += weight - account.weight
             account.weight = weight
-        self._rank_all()
+        self._lately.rank()
 
     def __len__(self) -> int:
         return len(self._accounts)
@@ -114,9 +112,11 @@ class Tenants:
         """A request of it has come."""
         self._recent[tenant] = now_us
         self._recent.move_to_end(tenant)
-        while now_us - self._recent[next(iter(self._recent))] > RECENT_US:
+        silence_us = self._wishes.silence_us()
+        while now_us - self._recent[next(iter(self._recent))] > silence_us:
             self._recent.popitem(last=False)
-        if not self.is_over(tenant):
+        # Of one that is here alone nothing is to be kept from whoever comes next, nor from itself.
+        if self._others_weight(tenant) and not self.is_over(tenant):
             self._wishes.add(cost, now_us)
 
     def was_short(self, now_us: int, *, for_others: bool) -> None:
@@ -127,55 +127,38 @@ class Tenants:
     def kept_from(self, tenant: str, now_us: int) -> Wanted | None:
         """What must still find room beside a request of a tenant that has more than its share; None for others.
 
-        That is what those with less ask for in a full second, while there is not enough for all and one of them has
-        asked within the last.
+        That is what those with less ask for in their fullest two seconds, while there is not enough for all and one of
+        them has asked so short a while ago that it may be about to ask again.
         """
         if not self._is_short(now_us) or not self.is_over(tenant):
             return None
+        silence_us = self._wishes.silence_us()
         for name in islice(reversed(self._recent), LOOKED_AT):
-            if now_us - self._recent[name] > RECENT_US:
+            if now_us - self._recent[name] > silence_us:
                 return None
             if name != tenant and not self.is_over(name):
                 return self._wishes.most(now_us)
         return None
 
     def is_over(self, tenant: str) -> bool:
-        """Whether it has more than its share, and about as much for its weight as whoever has most.
+        """Whether it has more than its share, and was given about as much of late as whoever was given most.
 
-        Shares are of all that is in use: where one has less than its own, more is there for those that are next.
+        Shares are of all that is in use: where one has less than its own, more is there for those that are next. Of
+        tenants whose requests come by chance half have more than their share at any moment, and one has most: that says
+        little of who has too much before it is twice the share.
         """
         account = self._accounts.get(tenant)
-        if account is None or account.booked_us * self._active_weight <= account.weight * self._booked_us:
+        if account is None:
             return False
-        return account.booked_us > NEAR_MOST * self._most() * account.weight
-
-    def _most(self) -> float:
-        """What the tenant with most for its weight has inside, over its weight."""
-        while self._ranks:
-            negative, name = self._ranks[0]
-            account = self._accounts.get(name)
-            if account is not None and -account.booked_us / account.weight == negative:
-                return -negative
-            # Left from before: what the tenant has now has an entry of its own.
-            heappop(self._ranks)
-        return 0.0
-
-    def _rank(self, account: Account) -> None:
-        """What a tenant has inside has changed."""
-        heappush(self._ranks, (-account.booked_us / account.weight, account.name))
-        if len(self._ranks) > 2 * len(self._accounts) + 64:
-            self._rank_all()
-
-    def _rank_all(self) -> None:
-        self._ranks = [(-account.booked_us / account.weight, account.name) for account in self._accounts.values()]
-        heapify(self._ranks)
+        has, due = account.booked_us * self._active_weight, account.weight * self._booked_us
+        return has > due and (has > FAR_OVER * due or self._lately.is_most(tenant, NEAR_MOST))
 
     def _is_short(self, now_us: int) -> bool:
         return self._short_us is not None and now_us - self._short_us <= SHORT_US
 
     def is_crowded(self, tenant: str) -> bool:
-        """Whether it has less than its share while another has twice its own or more."""
-        return self._has_less(tenant) and self._most() * self._active_weight > 2 * self._booked_us
+        """Whether it has less than its share while another was given twice its own or more of late."""
+        return self._has_less(tenant) and self._lately.some_had(2, self._active_weight)
 
     def waits(self, tenant: str) -> None:
         """One more request of it waits."""
@@ -190,7 +173,7 @@ class Tenants:
         account.waiting -= 1
         self._rest(account)
 
-    def start(self, tenant: str, request_id: str, engine_us: int) -> None:
+    def start(self, tenant: str, request_id: str, engine_us: int, now_us: int) -> None:
         """A request of it goes in, and is charged at once what it is expected to use."""
         account = self._active(tenant)
         if not account.waiting:
@@ -200,21 +183,21 @@ class Tenants:
         account.running += 1
         account.booked_us += engine_us
         self._booked_us += engine_us
-        self._rank(account)
-        self._bookings[request_id] = tenant, engine_us
+        self._bookings[request_id] = tenant, engine_us, now_us
+        self._lately.add(tenant, engine_us, now_us)
 
     def end(self, request_id: str, used_us: int) -> str | None:
         """A request has left: what it really used is charged instead; its tenant, None when it was not known."""
         booking = self._bookings.pop(request_id, None)
         if booking is None:
             return None
-        tenant, estimate_us = booking
+        tenant, estimate_us, started_us = booking
         account = self._accounts[tenant]
         account.add(used_us - estimate_us)
+        self._lately.add(tenant, used_us - estimate_us, started_us)
         account.running -= 1
         account.booked_us -= estimate_us
         self._booked_us -= estimate_us
-        self._rank(account)
         self._rest(account)
         return tenant
 
@@ -223,8 +206,13 @@ class Tenants:
         account = self._accounts.get(tenant)
         booked_us = 0 if account is None else account.booked_us
         weight = self.weight(tenant)
-        others = self._active_weight - (0 if account is None or account.is_idle else weight)
-        return 100 * booked_us // max(1, self._booked_us), 100 * weight // (weight + others)
+        due = 100 * weight // (weight + self._others_weight(tenant))
+        return 100 * booked_us // max(1, self._booked_us), due
+
+    def _others_weight(self, tenant: str) -> int:
+        """Of all others that wait or run now."""
+        account = self._accounts.get(tenant)
+        return self._active_weight - (0 if account is None or account.is_idle else account.weight)
 
     def _has_less(self, tenant: str) -> bool:
         """Whether it has less than its share."""
@@ -252,14 +240,19 @@ class Tenants:
             return
         self._active_weight -= account.weight
         if account.virtual <= self._virtual_time:
-            del self._accounts[account.name]
+            self._forget(account.name)
             return
         self._idle[account.name] = None
         if len(self._idle) > MAX_IDLE:
             # Half of them, those that owe least: a sweep is then paid by the tenants that came since the last one.
             by_debt = sorted(self._idle, key=lambda name: self._accounts[name].virtual)
             for name in by_debt[: len(by_debt) // 2]:
-                del self._accounts[name], self._idle[name]
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        del self._accounts[name]
+        self._idle.pop(name, None)
+        self._lately.forget(name)
 
 
 def expected_us(work: Work, limits: Limits) -> int:
