@@ -20,7 +20,7 @@ from sluice_engine.attention import plain
 from sluice_engine.config import ModelSource
 from sluice_engine.device import cpu_flags
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.kernels.build import NAMES, NEEDED_FLAGS, SOURCE, find_or_build
+from sluice_engine.kernels.build import LEVELS, SOURCE, Found, find_or_build
 from sluice_engine.kernels.build import main as build_into
 from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
 from sluice_engine.sources import resolve
@@ -34,6 +34,8 @@ needs_kernels = pytest.mark.skipif(
 
 
 DTYPES = [torch.float32, torch.bfloat16]
+AVX512, AVX2 = LEVELS
+NEEDED_FLAGS = AVX512.needed_flags
 
 
 @pytest.fixture(scope="module", params=DTYPES, ids=["float32", "bfloat16"])
@@ -42,10 +44,16 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return found
 
 
-@pytest.fixture(scope="module")
-def kernels(dtype: torch.dtype) -> Kernels:
-    loaded = load_kernels(cpu_flags(), dtype)
-    assert isinstance(loaded, Kernels)
+@pytest.fixture(scope="module", params=[level.name for level in LEVELS])
+def kernels(request: pytest.FixtureRequest, dtype: torch.dtype) -> Kernels:
+    level: str = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, level)
+        loaded = load_kernels(cpu_flags(), dtype)
+    if isinstance(loaded, str) and loaded.startswith("the processor lacks"):
+        pytest.skip(loaded)
+    assert isinstance(loaded, Kernels), loaded
+    assert loaded.level == level
     return loaded
 
 
@@ -237,14 +245,21 @@ def test_rows_kept_as_blocks_are_those_that_were_dequantised() -> None:
     torch.testing.assert_close(loaded.multiply(x, weights.head_blocks), x @ weights.head.T, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("switch", [pytest.param("", marks=needs_kernels, id="on"), pytest.param("off", id="off")])
+@pytest.mark.parametrize(
+    ("switch", "path_taken"),
+    [
+        pytest.param("", "own kernels, avx", marks=needs_kernels, id="on"),
+        pytest.param("avx2", "own kernels, avx2", marks=needs_kernels, id="avx2"),
+        pytest.param("off", "torch alone", id="off"),
+    ],
+)
 def test_a_model_says_what_transformers_says_with_kernels_and_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, path_taken: str
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     path = make_tiny_llama(tmp_path / "model", seed=5, num_heads=4, num_kv_heads=2)
     runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20)
-    assert runner.description.endswith("torch alone" if switch else "own kernels")
+    assert path_taken in runner.description
     prompts = [[(seed * 31 + i * i) % 256 for i in range(length)] for seed, length in enumerate((1, 2, 17, 90, 40))]
     requests = [greedy(str(i), prompt) for i, prompt in enumerate(prompts)]
     scheduler = run(runner, requests, per_request=7, num_blocks=12)
@@ -255,14 +270,21 @@ def test_a_model_says_what_transformers_says_with_kernels_and_without(
     assert reference.ties == 0
 
 
-@pytest.mark.parametrize("switch", [pytest.param("", marks=needs_kernels, id="on"), pytest.param("off", id="off")])
+@pytest.mark.parametrize(
+    ("switch", "path_taken"),
+    [
+        pytest.param("", "own kernels, avx", marks=needs_kernels, id="on"),
+        pytest.param("avx2", "own kernels, avx2", marks=needs_kernels, id="avx2"),
+        pytest.param("off", "torch alone", id="off"),
+    ],
+)
 def test_in_bfloat16_a_model_says_nearly_what_it_says_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, switch: str, path_taken: str
 ) -> None:
     monkeypatch.setenv(SWITCH, switch)
     path = make_tiny_llama(tmp_path / "model", seed=5, num_heads=4, num_kv_heads=2)
     runner = load_runner(ModelSource(path=str(path)), capacity_bytes=1 << 20, data_type="BFloat16")
-    assert runner.description.endswith("torch alone" if switch else "own kernels")
+    assert path_taken in runner.description
     requests = [greedy(str(i), [(i * 31 + j * j) % 256 for j in range(n)]) for i, n in enumerate((1, 2, 17, 90, 40))]
     scheduler = run(runner, requests, per_request=7, num_blocks=12)
     assert scheduler.preemptions_total > 0
@@ -295,14 +317,29 @@ def test_a_cache_that_cannot_be_written_is_a_reason(monkeypatch: pytest.MonkeyPa
     assert "could not be built" in _reason(NEEDED_FLAGS)
 
 
-def test_a_processor_without_the_vectors_is_a_reason() -> None:
-    assert _reason(NEEDED_FLAGS - {"avx512bw"}) == "the processor lacks avx512bw"
+def test_the_widest_registers_that_a_processor_has_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _compiler(tmp_path / "cc", 'while [ "$1" != -o ]; do [ $# = 1 ] && exit 0; shift; done; printf whole > "$2"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def level(flags: frozenset[str], only: str | None = None) -> str:
+        found = find_or_build(flags, "float32", only)
+        return found.level.name if isinstance(found, Found) else found
+
+    assert level(AVX512.needed_flags) == "avx512"
+    assert level(AVX512.needed_flags, only="avx2") == "avx2"
+    assert level(AVX512.needed_flags - {"avx512bw"}) == "avx2"
+    assert level(AVX2.needed_flags) == "avx2"
+    assert level(AVX2.needed_flags - {"fma"}) == "the processor lacks fma"
+    assert level(AVX2.needed_flags, only="avx512").startswith("the processor lacks avx512bw, ")
 
 
-@pytest.mark.parametrize("said", ["0", "OFF", "false"])
+@pytest.mark.parametrize("said", ["0", "OFF", "false", "avx"])
 def test_a_switch_that_says_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setenv(SWITCH, said)
-    with pytest.raises(InvalidConfig, match=f"SLUICE_KERNELS: is '{said}' in the environment; on and off"):
+    with pytest.raises(
+        InvalidConfig, match=f"SLUICE_KERNELS: is '{said}' in the environment; on, off, avx512 and avx2"
+    ):
         load_kernels(NEEDED_FLAGS, torch.float32)
 
 
@@ -329,7 +366,7 @@ def _content(flags: frozenset[str]) -> str:
 
 
 def _reason(flags: frozenset[str]) -> str:
-    assert not SOURCE.with_name(NAMES["float32"]).exists(), "a prebuilt library lies in the source tree"
+    assert not SOURCE.with_name(AVX512.library("float32")).exists(), "a prebuilt library lies in the source tree"
     found = find_or_build(flags, "float32")
     assert isinstance(found, str)
     return found

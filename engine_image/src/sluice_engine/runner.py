@@ -93,7 +93,7 @@ class TorchRunner:
                 progress(LoadingProgress(stage="warmup"))
                 cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
                 description = f"{_digest(path, tensors)}, {describe(device, dtype)}"
-                path_taken = "own kernels" if isinstance(kernels, Kernels) else "torch alone"
+                path_taken = f"own kernels, {kernels.level}" if isinstance(kernels, Kernels) else "torch alone"
                 return cls(model, cache, max_length, f"{description}, {path_taken}", num_host_blocks=num_host_blocks)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error

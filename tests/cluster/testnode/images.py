@@ -94,7 +94,13 @@ def _ensure(progress: Progress, image: Image, base: Path, base_reference: str) -
 
 
 def _build(image: Image, house: Path, base: Path, base_reference: str, made: Path) -> None:
-    arguments = [f"BASE={base_reference}", "PIP_NO_INDEX=1", f"PIP_FIND_LINKS={WHEELS_AT}", *image.arguments]
+    arguments = [
+        f"BASE={base_reference}",
+        f"BUILD_BASE={base_reference}",
+        "PIP_NO_INDEX=1",
+        f"PIP_FIND_LINKS={WHEELS_AT}",
+        *image.arguments,
+    ]
     words: list[object] = ["--layers", "--isolation", "chroot", "--volume", f"{house}:{WHEELS_AT}:ro"]
     for argument in arguments:
         words += ["--build-arg", argument]

@@ -8,6 +8,7 @@ standard library is imported, so that an image can be built before torch is in i
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -17,13 +18,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
-# One library for each type of activations and cache, and what the compiler is told for it.
-NAMES = {"float32": "kernels-x86-64-v4-float32.so", "bfloat16": "kernels-x86-64-v4-bfloat16.so"}
-_DEFINES: dict[str, tuple[str, ...]] = {"float32": (), "bfloat16": ("-DBFLOAT16",)}
 
-# What the source's vectors are: x86-64-v4. Narrower registers would gain little over torch.
-NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "bmi2", "f16c", "fma"})
-_FLAGS = ("-std=gnu11", "-O3", "-march=x86-64-v4", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC", "-fopenmp")
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What registers a library is compiled for."""
+
+    name: str
+    """As people call it."""
+    march: str
+    """As the compiler calls it."""
+    needed_flags: frozenset[str]
+    """Of a processor, in Linux's words."""
+
+    def library(self, element: str) -> str:
+        """The file's name."""
+        return f"kernels-{self.march}-{element}.so"
+
+
+_AVX2 = frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+LEVELS = (
+    Level("avx512", "x86-64-v4", _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    Level("avx2", "x86-64-v3", _AVX2),
+)
+"""Widest first."""
+
+# One library for each type of activations and cache, and what the compiler is told for it.
+ELEMENTS: dict[str, tuple[str, ...]] = {"float32": (), "bfloat16": ("-DBFLOAT16",)}
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-Wno-psabi", "-shared", "-fPIC", "-fopenmp")
 _BUILD_LIMIT_S = 120
 
 
@@ -32,32 +54,38 @@ class Found:
     """A library, and where it is from."""
 
     path: Path
+    level: Level
     origin: str
     """`prebuilt` or `built`."""
 
 
-def find_or_build(cpu_flags: frozenset[str], element: str) -> Found | str:
-    """The library for this machine and type of elements (one of `NAMES`), or why there is none."""
-    if missing := NEEDED_FLAGS - cpu_flags:
-        return f"the processor lacks {', '.join(sorted(missing))}"
-    if (beside := SOURCE.with_name(NAMES[element])).is_file():
-        return Found(beside, "prebuilt")
+def find_or_build(cpu_flags: frozenset[str], element: str, only: str | None = None) -> Found | str:
+    """The library for this machine and type of elements (one of `ELEMENTS`), or why there is none.
+
+    `only`: the name of the one level that may be taken.
+    """
+    levels = [level for level in LEVELS if only in {None, level.name}]
+    level = next((level for level in levels if level.needed_flags <= cpu_flags), None)
+    if level is None:
+        return f"the processor lacks {', '.join(sorted(levels[-1].needed_flags - cpu_flags))}"
+    if (beside := SOURCE.with_name(level.library(element))).is_file():
+        return Found(beside, level, "prebuilt")
     compiler = shutil.which("cc")
     if compiler is None:
         return "no C compiler (cc) is installed"
     try:
-        target = _cache_directory() / _digest(compiler) / NAMES[element]
+        target = _cache_directory() / _digest(compiler) / level.library(element)
         if not target.is_file():
-            compile_into(compiler, element, target)
+            compile_into(compiler, level, element, target)
     except subprocess.CalledProcessError as error:
         lines = str(error.stderr).strip().splitlines() or [f"exit status {error.returncode}"]
         return f"{compiler} failed: {lines[0]}"
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return f"the kernels could not be built: {error}"
-    return Found(target, "built")
+    return Found(target, level, "built")
 
 
-def compile_into(compiler: str, element: str, target: Path) -> None:
+def compile_into(compiler: str, level: Level, element: str, target: Path) -> None:
     """Build the library; whoever builds at the same time, the file is whole once it has its name.
 
     Raises:
@@ -68,7 +96,7 @@ def compile_into(compiler: str, element: str, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
-        command = [compiler, *_FLAGS, *_DEFINES[element], str(SOURCE), "-o", str(made)]
+        command = [compiler, *_FLAGS, f"-march={level.march}", *ELEMENTS[element], str(SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_LIMIT_S)  # noqa: S603
         made.replace(target)
 
@@ -93,8 +121,8 @@ def main(directory: str) -> int:
         print("kernels: none: no C compiler (cc) is installed")  # noqa: T201  # a program's answer
         return 0
     try:
-        for element, name in NAMES.items():
-            compile_into(compiler, element, Path(directory) / name)
+        for level, element in itertools.product(LEVELS, ELEMENTS):
+            compile_into(compiler, level, element, Path(directory) / level.library(element))
     except (OSError, subprocess.SubprocessError) as error:
         print(f"kernels: none: {error}: {getattr(error, 'stderr', '')}")  # noqa: T201  # likewise
     else:

@@ -3,8 +3,9 @@
  * Compiled once for each type that activations and the cache are kept in: float32, or with -DBFLOAT16 bfloat16. All
  * arithmetic is in float32 either way; `get` and `put` are where the types meet.
  * Plain C with a plain C ABI: `library.py` calls it through ctypes with the addresses of torch's tensors, so it builds
- * in seconds, without torch's headers, and outlives torch's versions. Vectors are GCC's and clang's own 16 floats,
- * one register of AVX-512: `build.py` says for which processors. Letters as in attention.py: G KV heads, D head dimension.
+ * in seconds, without torch's headers, and outlives torch's versions. Vectors are GCC's and clang's own: one register
+ * of AVX-512 or of AVX2, as the compiler is told; what depends on it stands in "Registers". `build.py` says for which
+ * processors. Letters as in attention.py: G KV heads, D head dimension.
  * Every width is a multiple of 16; the caller sees to that. Nothing here allocates but scratch of a call's own.
  */
 #include <immintrin.h>
@@ -12,32 +13,126 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LANES 16
 #define INLINE static inline __attribute__((always_inline))
 #define SHUFFLE __builtin_shufflevector
 
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ints __attribute__((vector_size(64)));
-typedef float loose __attribute__((vector_size(64), aligned(4), may_alias)); /* in memory: aligned as torch has it */
+/* ---- Registers ---- */
+
+#ifdef __AVX512F__
+#define LANES 16
+#define EACH_LANE 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15
+#else
+#define LANES 8
+#define EACH_LANE 0, 1, 2, 3, 4, 5, 6, 7
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef float loose __attribute__((vector_size(4 * LANES), aligned(4), may_alias)); /* aligned as torch has it */
 
 INLINE vec load(const float *from) { return *(const loose *)from; }
 INLINE void store(float *to, vec value) { *(loose *)to = value; }
+INLINE vec all(float value) { return value - (vec){0}; }
+INLINE vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
+INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+
+/* Bytes and 16-bit numbers are widened by intrinsics: GCC 12 takes `__builtin_convertvector` apart into single ones. */
+#ifdef __AVX512F__
+INLINE ints widen_halves(const uint16_t *from) { return (ints)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)from)); }
+INLINE ints widen_bytes(const uint8_t *from) { return (ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)from)); }
+INLINE ints widen_signed(const uint8_t *from) { return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)); }
+INLINE vec to_floats(ints q) { return (vec)_mm512_cvtepi32_ps((__m512i)q); }
+INLINE void narrow(uint16_t *to, ints from) { _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16((__m512i)from)); }
+
+INLINE float sum(vec v)
+{
+    v += SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    v += SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    return v[0] + v[1];
+}
+
+INLINE float most(vec v)
+{
+    v = larger(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    return v[0] > v[1] ? v[0] : v[1];
+}
+
+/* The sums of as many vectors as one has lanes, in order: folding pairs into one takes a third of single sums. */
+INLINE vec sums(vec v[LANES])
+{
+    for (int i = 0; i < 8; i++)
+        v[i] = SHUFFLE(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               SHUFFLE(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    for (int i = 0; i < 4; i++)
+        v[i] = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    for (int i = 0; i < 2; i++)
+        v[i] = SHUFFLE(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               SHUFFLE(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return SHUFFLE(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           SHUFFLE(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+}
+
+/* Of pairs of numbers: the first of each twice, the second twice, both exchanged. */
+INLINE vec firsts(vec v) { return SHUFFLE(v, v, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14); }
+INLINE vec seconds(vec v) { return SHUFFLE(v, v, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15); }
+INLINE vec exchanged(vec v) { return SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14); }
+#else
+INLINE ints widen_halves(const uint16_t *from) { return (ints)_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from)); }
+INLINE ints widen_bytes(const uint8_t *from) { return (ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)from)); }
+INLINE ints widen_signed(const uint8_t *from) { return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)); }
+INLINE vec to_floats(ints q) { return (vec)_mm256_cvtepi32_ps((__m256i)q); }
+INLINE void narrow(uint16_t *to, ints from)
+{
+    __m256i wide = (__m256i)from;
+    __m128i low = _mm256_castsi256_si128(wide), high = _mm256_extracti128_si256(wide, 1);
+    _mm_storeu_si128((void *)to, _mm_packus_epi32(low, high));
+}
+
+INLINE float sum(vec v)
+{
+    v += SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+    return v[0] + v[1];
+}
+
+INLINE float most(vec v)
+{
+    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+    return v[0] > v[1] ? v[0] : v[1];
+}
+
+INLINE vec sums(vec v[LANES])
+{
+    for (int i = 0; i < 4; i++)
+        v[i] = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    for (int i = 0; i < 2; i++)
+        v[i] = SHUFFLE(v[i], v[i + 2], 0, 1, 8, 9, 4, 5, 12, 13) + SHUFFLE(v[i], v[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    return SHUFFLE(v[0], v[1], 0, 8, 2, 10, 4, 12, 6, 14) + SHUFFLE(v[0], v[1], 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+INLINE vec firsts(vec v) { return SHUFFLE(v, v, 0, 0, 2, 2, 4, 4, 6, 6); }
+INLINE vec seconds(vec v) { return SHUFFLE(v, v, 1, 1, 3, 3, 5, 5, 7, 7); }
+INLINE vec exchanged(vec v) { return SHUFFLE(v, v, 1, 0, 3, 2, 5, 4, 7, 6); }
+#endif
+
+/* ---- Types ---- */
+
 #ifdef BFLOAT16
 typedef uint16_t real; /* the upper half of a float */
 
-INLINE vec get(const real *from)
-{
-    return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
-}
+INLINE vec get(const real *from) { return (vec)(widen_halves(from) << 16); }
 
 /* To the nearest, ties to even; no number stays no number, so that a broken product is found where it is sampled. */
 INLINE void put(real *to, vec value)
 {
-    __m512i bits = (__m512i)value, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i near = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
-    __mmask16 broken = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
-    near = _mm512_mask_mov_epi32(near, broken, _mm512_set1_epi32(0x7fc0));
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(near));
+    typedef uint32_t bits __attribute__((vector_size(4 * LANES)));
+    bits whole = (bits)value, near = (whole + (((whole >> 16) & 1) + 0x7fff)) >> 16;
+    ints broken = value != value;
+    narrow(to, ((ints)near & ~broken) | (0x7fc0 & broken));
 }
 #else
 typedef float real;
@@ -56,42 +151,6 @@ INLINE const float *floats(const real *from, float *room, int64_t count)
     (void)room, (void)count;
     return from;
 #endif
-}
-
-INLINE vec all(float value) { return value - (vec){0}; }
-INLINE vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
-INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
-
-INLINE float sum(vec v)
-{
-    v += SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    v += SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    v += SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-    return v[0] + v[1];
-}
-
-INLINE float most(vec v)
-{
-    v = larger(v, SHUFFLE(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-    v = larger(v, SHUFFLE(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-    v = larger(v, SHUFFLE(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-    return v[0] > v[1] ? v[0] : v[1];
-}
-
-/* The sums of 16 vectors, in order: folding pairs into one vector takes a third of what 16 single sums would. */
-INLINE vec sums(vec v[LANES])
-{
-    for (int i = 0; i < 8; i++)
-        v[i] = SHUFFLE(v[i], v[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               SHUFFLE(v[i], v[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; i++)
-        v[i] = SHUFFLE(v[i], v[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               SHUFFLE(v[i], v[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
-    for (int i = 0; i < 2; i++)
-        v[i] = SHUFFLE(v[i], v[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               SHUFFLE(v[i], v[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return SHUFFLE(v[0], v[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           SHUFFLE(v[0], v[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
 /* e^x to about one unit in the last place; exactly 0 where the true value is no normal float, -inf included. */
@@ -119,6 +178,7 @@ INLINE vec exponential(vec x)
 #define TOKENS 64  /* keys that are scored before their values are summed: both stay in the first-level cache */
 #define QUERIES 32 /* at most, of one tile: rows × heads that share a KV head */
 #define WIDEST 256 /* head dimension */
+#define PARTS (LANES / 4) /* of a value at a time: with four queries they fill half the registers with sums */
 
 typedef struct {
     const real *q;         /* rows of `q_stride` numbers, heads first */
@@ -165,9 +225,9 @@ static __attribute__((noinline)) void scores(float *out, const float *q, const f
 INLINE void add_values(float *const sum_of[], const float weights[][TOKENS], const float rescale[], int queries,
                        const float *const values[], int tokens, int dimension)
 {
-    for (int from = 0; from < dimension; from += 4 * LANES) {
-        int parts = (dimension - from) / LANES < 4 ? (dimension - from) / LANES : 4;
-        vec kept[4][4];
+    for (int from = 0; from < dimension; from += PARTS * LANES) {
+        int parts = (dimension - from) / LANES < PARTS ? (dimension - from) / LANES : PARTS;
+        vec kept[4][PARTS];
         for (int j = 0; j < queries; j++)
             for (int d = 0; d < parts; d++) kept[j][d] = load(sum_of[j] + from + d * LANES) * rescale[j];
         for (int t = 0; t < tokens; t++)
@@ -187,7 +247,7 @@ INLINE void attend_some(const float *const q[], Softmax *s, int first, int queri
 {
     float weights[4][TOKENS], rescale[4], *sum_of[4];
     int longest = 0;
-    const ints lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const ints lane = {EACH_LANE};
     for (int j = 0; j < queries; j++) longest = visible[j] > longest ? visible[j] : longest;
     longest = (longest + LANES - 1) / LANES * LANES;
     for (int j = 0; j < queries; j++) {
@@ -365,7 +425,8 @@ void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positio
                            const real *norms, float epsilon)
 {
     int64_t width = (heads + 2 * kv_heads) * dimension, kept = 2 * kv_heads * dimension;
-    const vec sign = {-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1};
+    const ints odd = (ints){EACH_LANE} & 1;
+    const vec sign = to_floats(2 * odd - 1); /* -1 for the first of a pair */
 #pragma omp parallel for if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const float *turn = turns + positions[row] * dimension;
@@ -376,10 +437,7 @@ void sluice_turn_and_store(real *qkv, const float *turns, const int64_t *positio
             for (int64_t d = 0; d < dimension; d += LANES) {
                 real *at = own + head * dimension + d;
                 vec value = get(at), angle = load(turn + d);
-                vec cosine = SHUFFLE(angle, angle, 0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14);
-                vec sine = SHUFFLE(angle, angle, 1, 1, 3, 3, 5, 5, 7, 7, 9, 9, 11, 11, 13, 13, 15, 15);
-                vec swapped = SHUFFLE(value, value, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
-                put(at, value * cosine + swapped * sine * sign);
+                put(at, value * firsts(angle) + exchanged(value) * seconds(angle) * sign);
             }
         }
         memcpy(layer + kv_rows[row] * kept, own + heads * dimension, sizeof(real) * (size_t)kept);
@@ -402,29 +460,33 @@ void sluice_silu_mul(real *out, const real *gate_up, int64_t rows, int64_t width
 /* ---- Products with a GGUF file's own blocks of 32 weights, their scales widened to float32 ---- */
 
 #define BLOCK 32
-#define ROWS 8 /* of x at a time: with two rows of weights they fill half the registers with sums */
+#define ROWS (LANES / 2) /* of x at a time: with two rows of weights they fill half the registers with sums */
 
 typedef enum { Q4_1 = 3, Q8_0 = 8 } Kind; /* GGUF's own numbers */
 
 /* A block as the numbers it stands for. Its scales are float32 already: unpacking halves would take longer than the
- * products. Bytes are widened by intrinsics: GCC 12 takes `__builtin_convertvector` apart into single ones. */
-INLINE void read_block(Kind kind, const uint8_t *block, vec *low, vec *high)
+ * products. */
+INLINE void read_block(Kind kind, const uint8_t *block, vec part[BLOCK / LANES])
 {
     float scale, least;
     memcpy(&scale, block, sizeof scale);
     if (kind == Q4_1) { /* scale, least, 16 bytes: weight i in the low half of byte i, weight i + 16 in the high */
-        const vec steps = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         memcpy(&least, block + 4, sizeof least);
+#ifdef __AVX512F__
         /* A block has but 16 different weights, as many as a register holds: each is looked up, by four bits. */
-        __m512 known = (__m512)(steps * scale + least);
-        __m512i q = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(block + 8)));
-        *low = (vec)_mm512_permutexvar_ps(q, known);
-        *high = (vec)_mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), known);
-    } else { /* scale, 32 signed bytes */
-        const __m128i *q = (const __m128i *)(block + 4);
-        *low = (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q))) * scale;
-        *high = (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1))) * scale;
-    }
+        __m512 known = (__m512)(to_floats((ints){EACH_LANE}) * scale + least);
+        ints q = widen_bytes(block + 8);
+        part[0] = (vec)_mm512_permutexvar_ps((__m512i)q, known);
+        part[1] = (vec)_mm512_permutexvar_ps((__m512i)(q >> 4), known);
+#else
+        for (int p = 0; p < 2; p++) {
+            ints q = widen_bytes(block + 8 + p * LANES);
+            part[p] = to_floats(q & 15) * scale + least;
+            part[p + 2] = to_floats(q >> 4) * scale + least;
+        }
+#endif
+    } else /* scale, 32 signed bytes */
+        for (int p = 0; p < BLOCK / LANES; p++) part[p] = to_floats(widen_signed(block + 4 + p * LANES)) * scale;
 }
 
 /* `outs` rows of weights times `rows` rows of x. */
@@ -435,12 +497,11 @@ INLINE void multiply(Kind kind, real *out, const real *residual, int64_t out_wid
     const int block_bytes = kind == Q4_1 ? 24 : 36;
     for (int64_t at = 0; at < in_width / BLOCK; at++) {
         for (int o = 0; o < outs; o++) {
-            vec low, high;
-            read_block(kind, weights + o * row_bytes + at * block_bytes, &low, &high);
-            for (int r = 0; r < rows; r++) {
-                product[o * rows + r] += low * load(x + r * in_width + at * BLOCK);
-                product[o * rows + r] += high * load(x + r * in_width + at * BLOCK + LANES);
-            }
+            vec part[BLOCK / LANES];
+            read_block(kind, weights + o * row_bytes + at * block_bytes, part);
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < BLOCK / LANES; p++)
+                    product[o * rows + r] += part[p] * load(x + r * in_width + at * BLOCK + p * LANES);
         }
     }
     vec total = sums(product);
@@ -468,8 +529,8 @@ INLINE void multiply_four(Kind kind, real *out, const real *residual, int64_t ou
             multiply(kind, to + 2, plus ? plus + 2 : 0, out_width, from, in_width, weights + 2 * row_bytes, row_bytes, 2,
                      ROWS);
             row += ROWS;
-        } else if (rows - row >= 4) {
-            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, 4);
+        } else if (LANES == 16 && rows - row >= 4) { /* four rows of weights fill a vector of sums */
+            multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, LANES / 4);
             row += 4;
         } else if (rows - row >= 2) {
             multiply(kind, to, plus, out_width, from, in_width, weights, row_bytes, 4, 2);

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.kernels.build import NAMES, Found, find_or_build
+from sluice_engine.kernels.build import ELEMENTS, LEVELS, Found, find_or_build
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,9 @@ class Blocks:
 class Kernels:
     """The loaded library."""
 
-    def __init__(self, library: ctypes.CDLL, origin: str, dtype: torch.dtype) -> None:
-        self.origin = origin
+    def __init__(self, library: ctypes.CDLL, level: str, dtype: torch.dtype) -> None:
+        self.level = level
+        """Registers that it was compiled for: `avx512` or `avx2`."""
         self.dtype = dtype
         """Of every tensor that is no index: the library reads memory, and would take another type's for its own."""
         size, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -194,21 +195,25 @@ def load_kernels(cpu_flags: frozenset[str], dtype: torch.dtype) -> Kernels | str
     element = str(dtype).removeprefix("torch.")
     found: Found | str
     switch = os.environ.get(SWITCH, "")
-    if switch not in {"", "on", "off"}:
-        raise InvalidConfig(SWITCH, f"is {switch!r} in the environment; on and off are understood")
+    levels = [level.name for level in LEVELS]
+    if switch not in {"", "on", "off", *levels}:
+        raise InvalidConfig(SWITCH, f"is {switch!r} in the environment; on, off, {' and '.join(levels)} are understood")
     if switch == "off":
         found = "switched off"
-    elif element not in NAMES:
-        found = f"they compute in {' and '.join(NAMES)}, not in {element}"
+    elif element not in ELEMENTS:
+        found = f"they compute in {' and '.join(ELEMENTS)}, not in {element}"
     else:
-        found = find_or_build(cpu_flags, element)
+        found = find_or_build(cpu_flags, element, switch if switch in levels else None)
     result: Kernels | str
     if isinstance(found, str):
         result = found
     else:
         try:
-            result = Kernels(ctypes.CDLL(str(found.path)), found.origin, dtype)
+            result = Kernels(ctypes.CDLL(str(found.path)), found.level.name, dtype)
         except (OSError, AttributeError) as error:
             result = f"{found.path} cannot be loaded: {error}"
-    log.info("kernels: %s", result.origin if isinstance(result, Kernels) else f"none: {result}")
+    if isinstance(found, Found) and isinstance(result, Kernels):
+        log.info("kernels: %s, %s", result.level, found.origin)
+    else:
+        log.info("kernels: none: %s", result)
     return result
