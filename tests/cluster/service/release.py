@@ -29,10 +29,10 @@ class Release:
         """Install it and wait for the operator; returns the notes."""
         return self.install_from(CHART, *words)
 
-    def install_from(self, chart: Path, *words: str) -> str:
-        """The same with another chart, such as an earlier one."""
-        self.node.operators.add(self._account)
-        return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
+    def go_back_to(self, chart: Path, *words: str) -> str:
+        """The same with an earlier chart, whose operator needs other rights than the one that acts until then."""
+        with self._rights_taken():
+            return self.install_from(chart, *words)
 
     @contextmanager
     def with_values(self, *words: str) -> Iterator[None]:
@@ -45,18 +45,29 @@ class Release:
 
     def roll_back(self) -> str:
         """Go back to the revision before."""
-        return self._helm("rollback", self.name)
+        with self._rights_taken():
+            return self._helm("rollback", self.name)
+
+    def install_from(self, chart: Path, *words: str) -> str:
+        """The same with another chart."""
+        self.node.operators.add(self._account)
+        return self._helm("upgrade", "--install", self.name, str(chart), *IMAGES, *words)
 
     def uninstall(self) -> str:
         """Uninstall it and wait until its objects are gone; returns what Helm says."""
-        since = dt.datetime.now(dt.UTC)
-        said = self._helm("uninstall", self.name)
         # Helm waits for what it made itself, and not for the pod that follows from it.
-        pods = ["pods", "-l", self._mine, "--for=delete", f"--timeout={PATIENCE_S}s"]
-        self.node.kubectl("-n", self.namespace, "wait", *pods, timeout_s=PATIENCE_S + 30)
-        # Its roles went while it was on its way out.
+        with self._rights_taken():
+            return self._helm("uninstall", self.name)
+
+    @contextmanager
+    def _rights_taken(self) -> Iterator[None]:
+        """What takes roles away before the operators that need them are gone; waits for those."""
+        pods = [f"pod/{one['metadata']['name']}" for one in self.node.list("pods", self.namespace, self._mine)]
+        since = dt.datetime.now(dt.UTC)
+        yield
+        where = ("-n", self.namespace, "--for=delete", f"--timeout={PATIENCE_S}s")
+        self.node.kubectl("wait", *pods, *where, timeout_s=PATIENCE_S + 30)
         self.node.without_rights.append((self._account, since, dt.datetime.now(dt.UTC)))
-        return said
 
     def objects(self) -> list[str]:
         """Names of what it has now, in its namespace and cluster-wide; the definition apart."""

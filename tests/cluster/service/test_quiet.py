@@ -84,6 +84,23 @@ def test_drift_heals_and_what_is_deleted_comes_back(space: Space) -> None:
     space.node.wait_for("the file as it was", lambda: space.get("configmap", "drifting-live")["data"] == live)
 
 
+def test_words_of_any_script_arrive_as_they_were_written_and_are_not_written_twice(
+    space: Space, release: Release, operator_pod: str
+) -> None:
+    words = {"example.com/note": "Grüße, 你好, 🙂 \u2028\u0085\ufeff: '\"\\end"}
+    service = space.tiny("words", replicas=0)
+    service["spec"]["podTemplate"]["annotations"] = words
+    space.apply(service)
+    space.wait("words", "condition=Degraded=False")
+    made = space.get("deployment", "words")["spec"]["template"]
+    assert words.items() <= made["metadata"]["annotations"].items()
+
+    before = writes(release, operator_pod)["apply"]
+    space.kubectl("patch", KIND, "words", "--type=merge", "-p", '{"spec":{"slo":{"timeToFirstToken":"50s"}}}')
+    space.wait("words", "condition=Degraded=False")
+    assert writes(release, operator_pod)["apply"] == before + 1, "live.json, and not what holds the words"
+
+
 @pytest.mark.parametrize("kind", ["service", "deployment"])
 def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space, kind: str) -> None:
     pod = {"metadata": {"labels": {"app": "theirs"}}, "spec": {"containers": [{"name": "theirs", "image": "theirs"}]}}

@@ -11,11 +11,14 @@ import shutil
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar"
+
+Document = dict[str, Any]
+"""A manifest or a configuration, as JSON has it."""
 
 
 def from_pushed(pushed: Path, layout: Path, reference: str) -> None:
@@ -50,6 +53,20 @@ def from_program(program: Path, layout: Path, reference: str) -> None:
         "layers": [layer],
     }
     _index(layout, reference, json.dumps(manifest).encode())
+
+
+def on_top(manifest: Document, config: Document, layer: bytes, layout: Path, reference: str) -> None:
+    """A layout of an image with one layer more, an uncompressed archive; the others are not in it."""
+    described = _describe(layout, LAYER, layer)
+    changed = {**config, "rootfs": {"type": "layers", "diff_ids": [*config["rootfs"]["diff_ids"], described["digest"]]}}
+    changed.pop("history", None)  # of as many layers as there were
+    made = {
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": _describe(layout, CONFIG, json.dumps(changed).encode()),
+        "layers": [*manifest["layers"], described],
+    }
+    _index(layout, reference, json.dumps(made).encode())
 
 
 def stream(layouts: Iterable[Path], out: IO[bytes]) -> None:
