@@ -65,8 +65,9 @@ class Release:
         pods = [f"pod/{one['metadata']['name']}" for one in self.node.list("pods", self.namespace, self._mine)]
         since = dt.datetime.now(dt.UTC)
         yield
-        where = ("-n", self.namespace, "--for=delete", f"--timeout={PATIENCE_S}s")
-        self.node.kubectl("wait", *pods, *where, timeout_s=PATIENCE_S + 30)
+        if pods:
+            where = ("-n", self.namespace, "--for=delete", f"--timeout={PATIENCE_S}s")
+            self.node.kubectl("wait", *pods, *where, timeout_s=PATIENCE_S + 30)
         self.node.without_rights.append((self._account, since, dt.datetime.now(dt.UTC)))
 
     def objects(self) -> list[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from cluster.service.release import Release
 from cluster.service.space import KIND, Space
 from cluster.service.streams import once
 from cluster.testnode.cluster import Object
@@ -14,17 +16,13 @@ from cluster.testnode.cluster import Object
 pytestmark = pytest.mark.cluster
 
 ADMISSION = "admissionregistration.k8s.io/v1"
-RESTRICTED = """Object.spec.containers.securityContext{
-  allowPrivilegeEscalation: false, runAsNonRoot: true, runAsUser: 65535,
-  capabilities: Object.spec.containers.securityContext.capabilities{drop: ["ALL"]},
-  seccompProfile: Object.spec.containers.securityContext.seccompProfile{type: "RuntimeDefault"}}"""
-INTO_PODS = f"""Object{{
-  metadata: Object.metadata{{annotations: {{"mesh.example/injected": "yes"}}}},
-  spec: Object.spec{{containers: [
-    Object.spec.containers{{name: "mesh", image: "sluice.test/pause:1", securityContext: {RESTRICTED}}},
-    Object.spec.containers{{name: "engine", env: [Object.spec.containers.env{{name: "MESH", value: "on"}}]}}
-  ]}}
-}}"""
+INTO_PODS = """Object{
+  metadata: Object.metadata{annotations: {"mesh.example/injected": "yes"}},
+  spec: Object.spec{containers: [
+    Object.spec.containers{name: "mesh", image: "sluice.test/pause:1"},
+    Object.spec.containers{name: "engine", env: [Object.spec.containers.env{name: "MESH", value: "on"}]}
+  ]}
+}"""
 INTO_DEPLOYMENTS = """Object{
   metadata: Object.metadata{annotations: {"mesh.example/seen": "yes"}},
   spec: Object.spec{template: Object.spec.template{metadata: Object.spec.template.metadata{
@@ -56,35 +54,41 @@ def policy(name: str, namespace: str, group: str, resource: str, expression: str
     ]
 
 
-@pytest.fixture
-def injector(space: Space) -> Iterator[None]:
-    """A mesh, so to say, that writes into whatever pod and Deployment comes into the namespace."""
-    into_pods = policy("mesh", space.name, "", "pods", INTO_PODS)
-    into_deployments = policy("notes", space.name, "apps", "deployments", INTO_DEPLOYMENTS)
-    space.node.apply(*into_pods, *into_deployments)
+@contextmanager
+def in_force(space: Space, written: list[Object], probe: Object) -> Iterator[None]:
+    """The time in which a policy writes into whatever of its kind comes into the namespace."""
+    space.node.apply(*written)
+    name = written[0]["metadata"]["name"]
     try:
-        space.node.wait_for("the policies to be in force", lambda: is_injected(space))
+        dry = ("create", "--dry-run=server", "-o", "json", "-f", "-")
+        stdin = json.dumps({**probe, "metadata": {"name": "probe"}})
+        space.node.wait_for("the policy to be in force", lambda: "mesh.example" in space.kubectl(*dry, stdin=stdin))
         yield
     finally:
-        kinds = "mutatingadmissionpolicies,mutatingadmissionpolicybindings"
-        space.kubectl("delete", kinds, "mesh", "notes")
+        space.kubectl("delete", "mutatingadmissionpolicies,mutatingadmissionpolicybindings", name)
 
 
-def is_injected(space: Space) -> bool:
-    """Whether a Deployment and a pod that were made now would be written into."""
-    container = {"name": "engine", "image": "sluice.test/pause:1", "securityContext": SECURITY}
-    pod = {"metadata": {"labels": {"app": "probe"}}, "spec": {"containers": [container]}}
-    selector = {"matchLabels": {"app": "probe"}}
-    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"selector": selector, "template": pod}}
-    alone = {"apiVersion": "v1", "kind": "Pod", "spec": pod["spec"]}
-    return all(
-        "mesh.example"
-        in space.kubectl(
-            "create", "--dry-run=server", "-o", "json", "-f", "-",
-            stdin=json.dumps({**one, "metadata": {"name": "probe"}}),
-        )
-        for one in (deployment, alone)
-    )  # fmt: skip
+CONTAINER = {"name": "engine", "image": "sluice.test/pause:1"}
+
+
+@pytest.fixture
+def annotated(space: Space) -> Iterator[None]:
+    """The namespace while something notes down in every Deployment that it saw it."""
+    pod = {"metadata": {"labels": {"app": "probe"}}, "spec": {"containers": [CONTAINER]}}
+    spec = {"selector": {"matchLabels": {"app": "probe"}}, "template": pod}
+    probe = {"apiVersion": "apps/v1", "kind": "Deployment", "spec": spec}
+    with in_force(space, policy("notes", space.name, "apps", "deployments", INTO_DEPLOYMENTS), probe):
+        yield
+
+
+@pytest.fixture
+def meshed(release: Release) -> Iterator[Space]:
+    """A namespace in which a mesh puts its container into every pod; it asks for more than `restricted` allows."""
+    probe = {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [CONTAINER]}}
+    with release.node.namespace("meshed", enforce="baseline") as namespace:
+        space = Space.prepare(release.node, namespace)
+        with in_force(space, policy("mesh", namespace, "", "pods", INTO_PODS), probe):
+            yield space
 
 
 def template(space: Space, name: str) -> Object:
@@ -122,7 +126,7 @@ def change(space: Space, name: str, **spec: Object) -> None:
     space.wait(name, "condition=Degraded=False")
 
 
-@pytest.mark.usefixtures("injector")
+@pytest.mark.usefixtures("annotated")
 def test_what_others_write_into_a_deployment_stays_and_is_not_written_again(space: Space) -> None:
     space.apply(space.tiny("shared", replicas=0))
     space.wait("shared", "condition=Degraded=False")
@@ -144,8 +148,8 @@ def test_what_others_write_into_a_deployment_stays_and_is_not_written_again(spac
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("injector")
-async def test_a_service_whose_pods_carry_somebody_elses_sidecar_serves_and_is_not_rolled(space: Space) -> None:
+async def test_a_service_whose_pods_carry_somebody_elses_container_serves_and_is_not_rolled(meshed: Space) -> None:
+    space = meshed
     url = space.serve(space.tiny("meshed"))
     (pod,) = space.pods("meshed")
     assert {one["name"] for one in pod["spec"]["containers"]} == {"engine", "mesh"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +63,9 @@ class Relay:
             )  # fmt: skip
         finally:
             for one in (writer, target_writer):
-                one.close()
+                one.transport.abort()
+                with contextlib.suppress(OSError):
+                    await one.wait_closed()
 
 
 async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter, silence: asyncio.Event) -> None:
