@@ -21,9 +21,10 @@ Start = Callable[..., OperatorProcess]
 
 @pytest.fixture(scope="module")
 def definition(node: Cluster) -> Iterator[Cluster]:
-    """The node with our definition; one that nobody had installed is taken away, or Helm would not install its own."""
+    """The node with our definition; what Helm installed is left to it, and what it has not is taken away again."""
     was_there = bool(node.kubectl("get", "crd", NAME, "--ignore-not-found", "-o", "name").strip())
-    node.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    if not was_there:
+        node.kubectl("apply", "--server-side", "-f", str(CRD))
     node.kubectl("wait", f"crd/{NAME}", "--for=condition=Established", "--timeout=60s")
     yield node
     if not was_there:
