@@ -16,6 +16,7 @@ class Relay:
         self._target = (host, port)
         self._silence = asyncio.Event()
         self._loop = asyncio.new_event_loop()
+        self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
         """Where it listens on this machine."""
 
@@ -43,16 +44,19 @@ class Relay:
         self._loop.call_soon_threadsafe(swallow)
 
     async def _listen(self) -> asyncio.Server:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._take, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         return server
 
     async def _end(self, server: asyncio.Server) -> None:
         server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
+        for task in self._serving:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nothing else would hold it while its connection is silent.
+        self._serving.add(asyncio.create_task(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         silence = self._silence
