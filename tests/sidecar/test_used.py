@@ -45,6 +45,7 @@ async def unpolled(engine: ScriptedEngine, folder: Path) -> AsyncIterator[tuple[
     [
         pytest.param({"stream": True}, None, id="streamed"),
         pytest.param({"stream": False}, 20, id="whole-with-its-usage"),
+        pytest.param({"stream": False, "n": 3}, 20, id="of-several-choices-the-prompt-once-as-its-usage-says"),
     ],
 )
 async def test_tokens_after_the_last_look_at_the_engine_are_charged_too(

@@ -326,7 +326,8 @@ class Admission:
             engine_us = used_us(entry.choices, stayed_us, self.room.limits, completed=completed)
             if (tenant := self.tenants.end(entry.id, engine_us)) is not None:
                 self._queue.renew(tenant)
-        self.quotas.settle(entry.id, used_tokens(entry.choices, completed=completed))
+        seen = used_tokens(entry.choices, completed=completed)
+        self.quotas.settle(entry.id, seen if entry.told_tokens is None else entry.told_tokens)
         self.advance(now_us)
 
     def _refuse_quota(self, quota: RateLimit, tokens: int) -> Refusal:

@@ -35,6 +35,8 @@ class Entry:
     choices: list[Progress]
     forwarded_us: int | None = None
     learned: bool = False
+    told_tokens: int | None = None
+    """Prompt and output together, as the answer counted them."""
 
 
 @dataclass(slots=True)
@@ -237,6 +239,8 @@ class Permit:
     def told(self, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """The answer came to its end, and said how long its prompts and all its choices were: the last word on both."""
         choices = self.entry.choices
+        if prompt_tokens is not None and output_tokens is not None:
+            self.entry.told_tokens = prompt_tokens + output_tokens
         if len(choices) == 1:
             (choice,) = choices
             output_tokens = max(choice.output_tokens, choice.passed_tokens) if output_tokens is None else output_tokens
