@@ -67,7 +67,8 @@ def install_vllm(at: Path) -> None:
         overrides.write_text("\n".join(lines) + "\n")
         python = str(at / "vllm/bin/python")
         _run([str(at / "vllm/bin/uv"), "pip", "install", "--python", python, "--override", str(overrides), VLLM])
-        _name_vllm(at / "vllm")
+    # Also where an earlier try ended before it.
+    _name_vllm(at / "vllm")
 
 
 def unpack_sglang(at: Path) -> Path:
@@ -97,7 +98,9 @@ def _name_vllm(environment: Path) -> None:
 
 def _run(command: list[str], environment: dict[str, str] | None = None) -> None:
     print(f"  {' '.join(command)}", flush=True)
-    subprocess.run(command, check=True, env=os.environ | (environment or {}))
+    code = subprocess.run(command, check=False, env=os.environ | (environment or {})).returncode
+    if code:
+        raise SystemExit(f"it ended with status {code}; start it again, what is done stays done")
 
 
 if __name__ == "__main__":
