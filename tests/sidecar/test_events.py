@@ -86,3 +86,16 @@ def test_a_token_is_found_however_it_is_written_and_whatever_stands_before_it(pa
     chunk = b"".join(parts)
 
     assert events.has_text(chunk) == (re.search(rb'"(content|text)":\s*"[^"]', chunk) is not None)
+
+
+@pytest.mark.parametrize(
+    ("tail", "stopped"),
+    [
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n', True),
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason": "stop"}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n', False),
+        (b'data: {"choices":[{"index":0,"delta":{"content":"stop"},"finish_reason":null}]}\n\n', False),
+    ],
+)
+def test_which_end_was_its_own(tail: bytes, stopped: bool) -> None:  # noqa: FBT001
+    assert events.has_stopped(tail) is stopped

@@ -41,15 +41,16 @@ async def unpolled(engine: ScriptedEngine, folder: Path) -> AsyncIterator[tuple[
 
 
 @pytest.mark.parametrize(
-    ("asked", "prompt_tokens"),
+    ("asked", "prompt_tokens", "output_tokens"),
     [
-        pytest.param({"stream": True}, None, id="streamed"),
-        pytest.param({"stream": False}, 20, id="whole-with-its-usage"),
-        pytest.param({"stream": False, "n": 3}, 20, id="of-several-choices-the-prompt-once-as-its-usage-says"),
+        # The token that ended it is in no event.
+        pytest.param({"stream": True}, None, 14, id="streamed"),
+        pytest.param({"stream": False}, 20, 13, id="whole-with-its-usage"),
+        pytest.param({"stream": False, "n": 3}, 20, 13, id="of-several-choices-the-prompt-once-as-its-usage-says"),
     ],
 )
 async def test_tokens_after_the_last_look_at_the_engine_are_charged_too(
-    engine: ScriptedEngine, socket_dir: Path, asked: dict[str, Any], prompt_tokens: int | None
+    engine: ScriptedEngine, socket_dir: Path, asked: dict[str, Any], prompt_tokens: int | None, output_tokens: int
 ) -> None:
     engine.script = Script(tokens=13)
     async with unpolled(engine, socket_dir) as (gate, charged):
@@ -58,7 +59,7 @@ async def test_tokens_after_the_last_look_at_the_engine_are_charged_too(
         await empty(gate.gate)
 
         estimate = gate.gate.admission.decisions.last(1)[0].prompt_tokens
-        assert charged == [13 + (prompt_tokens or estimate)]
+        assert charged == [output_tokens + (prompt_tokens or estimate)]
 
 
 async def test_a_client_that_leaves_is_charged_what_went_by(engine: ScriptedEngine, socket_dir: Path) -> None:

@@ -158,6 +158,9 @@ class Proxy:
         """An answer came to its good end: what it says of its own length is measured, and learned from."""
         output_tokens = events.output_tokens(tail)
         self._recorder.completed(answer.times, output_tokens, self._clock(), streamed=streamed)
+        if streamed and output_tokens is None and events.has_stopped(tail):
+            # The first choice stands for all: of several not every end is in the last bytes.
+            answer.permit.tokens(0, 1)
         self._admission.room.told(answer.permit, events.prompt_tokens(tail), output_tokens)
 
     @staticmethod

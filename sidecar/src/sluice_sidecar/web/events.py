@@ -20,6 +20,7 @@ _CONTENT = b'"content":"'
 _INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT_USAGE = re.compile(rb'"prompt_tokens":\s*(\d+)')
+_STOPPED = re.compile(rb'"finish_reason":\s*"stop"')
 _EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 _ENDS = (b"\n\n", b"\r\n\r\n")
@@ -66,6 +67,11 @@ def prompt_tokens(tail: bytes) -> int | None:
     """The engine's own count of the prompts, in the end of an answer."""
     found = _PROMPT_USAGE.findall(tail)
     return int(found[-1]) if found else None
+
+
+def has_stopped(tail: bytes) -> bool:
+    """Whether a choice ended of itself: its last token was computed and is in no event."""
+    return _STOPPED.search(tail) is not None
 
 
 def is_complete(tail: bytes) -> bool:
