@@ -427,11 +427,14 @@ async def test_an_engine_that_falls_silent_while_it_is_measured_is_asked_again(
     server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibrate, "SILENCE_S", 0.05)
+    monkeypatch.setattr(foreign, "MEASURE_AGAIN_US", 0)
     monkeypatch.setattr(scrape, "BACKOFF_US", 0)
     server.hold_token[0] = asyncio.Event()
     async with gate_before(server, tmp_path, ready=False) as gate:
         await until(lambda: server.aborted > 0)
 
+        # A busy machine may be as slow as an engine that is silent.
+        monkeypatch.setattr(calibrate, "SILENCE_S", 30.0)
         server.hold_token.clear()
 
         await until(lambda: gate.gate.not_ready() is None)
