@@ -99,6 +99,21 @@ def test_what_a_client_held_is_free_within_a_second_of_its_leaving() -> None:
     assert max(leavers.freed_us) < 1_000_000 < max(control.freed_us)
 
 
+def test_a_suggested_wait_is_judged_by_the_size_of_what_was_refused() -> None:
+    asked = retry_after.Asked(lambda _: True)
+    # Of a small one a room within the first second counts as a second; a large one is told half of what it takes.
+    asked.waits = {
+        "chat": [retry_after.Wait(100 + size, 20_000, 400_000) for size in range(90)],
+        "long": [retry_after.Wait(9_000 + size, 3_000_000, 6_000_000) for size in range(10)],
+    }
+
+    errors = [retry_after.median_error(tenth) for tenth in asked.tenths()]
+
+    assert errors == [0.0] * 9 + [50.0]
+    assert retry_after.median_error(asked.all) == 0.0
+    assert retry_after.median_error(asked.waits["chat"], int) == 95.0
+
+
 @pytest.mark.slow
 def test_a_crowd_that_was_sent_away_comes_back_spread() -> None:
     spread, narrow = (retry_after.returning(30, spread=spread) for spread in (True, False))
