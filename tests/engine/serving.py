@@ -153,6 +153,7 @@ def make_loaded(
         step_cost=StepCost(fixed_us=1, decode_us=2, per_prefill_token_ns=3),
         prefill_cost=PrefillCost(per_token_ns=3, per_prior_pair_ps=4),
         decode_curve_us=((1, 10),),
+        decode_context_ps=5,
     )
     return LoadedEngine(
         loop=EngineLoop(scheduler, runner, clock),

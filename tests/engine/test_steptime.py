@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from engine.test_calibrate import config
+from sluice_engine.config import LiveConfig, LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from sluice_engine.core.derivation import derivation_of
 from sluice_engine.core.step_limits import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
 from sluice_engine.core.steptime import (
     PLANNING_RECOMPUTE_US_PER_TOKEN,
@@ -315,3 +318,12 @@ def test_a_budget_that_the_set_batch_uses_up_is_infeasible() -> None:
 
     assert not derived.feasible
     assert "tokenBudget 40" in derived.reason
+
+
+def test_what_context_costs_the_decodes_is_told_beside_their_curve() -> None:
+    live = LiveConfig(slo=slo(200, ttft_ms=60_000))
+    found = derivation_of(config(Path("unused")), live, TABLE, capacity(max_decode=16))
+
+    pool = capacity(max_decode=16).pool_tokens
+    assert found.decode_context_ps == pytest.approx(250_000, rel=1e-3), "a quarter of a microsecond a token"
+    assert found.decode_curve_us[-1] == (16, TABLE.predict_us(16, 0, pool // 2))

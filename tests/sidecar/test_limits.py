@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.config import LiveSchedulingConfig
-from sluice_engine.core.state import PrefillCost
+from sluice_engine.core.state import PrefillCost, RequestState
 from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
 from sluice_sidecar.capacity.limits import (
@@ -42,6 +42,34 @@ def test_limits_are_unknown_until_the_engine_has_derived_them() -> None:
 )
 def test_the_time_of_a_step_that_only_decodes(decodes: int, step_us: int) -> None:
     assert limits().decode_step_us(decodes) == step_us
+
+
+def inside(prompt_tokens: int, output_tokens: int) -> RequestState:
+    return RequestState(
+        id="r", choice=0, status="running", prompt_tokens=prompt_tokens, computed_tokens=0, output_tokens=output_tokens,
+        max_tokens=64, blocks=1, incarnation=0, preemptions=0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("requests", "context_ps", "step_us"),
+    [
+        # Told for 800 tokens of context, half of the pool.
+        pytest.param([inside(190, 10)], 1_000_000, 10_000, id="as-much-context-as-it-was-told-for"),
+        pytest.param([inside(600, 0), inside(780, 20)], 1_000_000, 10_000 + 2_000, id="a-beginning-that-many-share"),
+        pytest.param([inside(50, 0)], 1_000_000, 10_000 - 600, id="an-emptier-cache"),
+        pytest.param([], 1_000_000, 10_000, id="nobody-inside"),
+        pytest.param([inside(700, 0)], 0, 10_000, id="an-engine-that-does-not-tell"),
+    ],
+)
+def test_a_decode_step_takes_as_long_as_the_context_of_those_inside_makes_it(
+    requests: list[RequestState], context_ps: int, step_us: int
+) -> None:
+    state = ready_state(requests=tuple(requests), decode_context_ps=context_ps)
+    found = Limits.from_state(state, live_config())
+
+    assert found is not None
+    assert found.decode_step_us(4) == step_us
 
 
 @pytest.mark.parametrize(

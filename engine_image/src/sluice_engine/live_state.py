@@ -53,6 +53,7 @@ def engine_state(service: EngineService, identity: Identity, live_config_refused
         step_cost=told.step_cost if told is not None else None,
         prefill_cost=told.prefill_cost if told is not None else None,
         decode_curve_us=told.decode_curve_us if told is not None else (),
+        decode_context_ps=told.decode_context_ps if told is not None else 0,
         table_digest=_digest(table) if table is not None else "",
         engine_config_hash=identity.engine_config_hash,
         live_config_hash=_live_hash(engine.tuning.live) if engine is not None else identity.live_config_hash,

@@ -308,6 +308,7 @@ class EngineThread:
             step_cost=told.step_cost,
             prefill_cost=told.prefill_cost,
             decode_curve_us=told.decode_curve_us,
+            decode_context_ps=told.decode_context_ps,
             requests=requests,
             finished=tuple(self.loop.finished),
         )

@@ -149,4 +149,5 @@ def _with_times(state: EngineState, factor: float) -> EngineState:
             per_prior_pair_ps=round(prefill.per_prior_pair_ps * factor),
         ),
         decode_curve_us=tuple((batch, times(us)) for batch, us in state.decode_curve_us),
+        decode_context_ps=times(state.decode_context_ps),
     )

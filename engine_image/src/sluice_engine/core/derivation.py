@@ -25,7 +25,9 @@ class Derivation:
     step_cost: StepCost
     prefill_cost: PrefillCost
     decode_curve_us: tuple[tuple[int, int], ...]
-    """(decode batch, µs of a step that only decodes): what a gate predicts gaps with."""
+    """(decode batch, µs of a step that only decodes, in a half-full cache): what a gate predicts gaps with."""
+    decode_context_ps: int
+    """What each token of context adds to it."""
 
 
 def derivation_of(
@@ -53,6 +55,7 @@ def derivation_of(
         ),
         prefill_cost=prefill_cost(times, chunk_tokens=limits.prefill_budget(1, depth), start_tokens=depth),
         decode_curve_us=_decode_curve(times, capacity),
+        decode_context_ps=_decode_context_ps(times, capacity),
     )
 
 
@@ -67,3 +70,9 @@ def _decode_curve(times: StepTimes, capacity: Capacity) -> tuple[tuple[int, int]
     return tuple(
         (b, times.predict_us(b, 0, capacity.pool_tokens // 2)) for b in (*(b for b in _CURVE if b < most), most)
     )
+
+
+def _decode_context_ps(times: StepTimes, capacity: Capacity) -> int:
+    """What a token of context adds to the largest batch: of an empty cache and a full one the difference."""
+    most, full = capacity.max_decode_requests, capacity.pool_tokens
+    return max(0, times.predict_us(most, 0, full) - times.predict_us(most, 0, 0)) * 1_000_000 // max(1, full)

@@ -189,7 +189,9 @@ class EngineState:
     step_cost: StepCost | None = None
     prefill_cost: PrefillCost | None = None
     decode_curve_us: tuple[tuple[int, int], ...] = ()
-    """(decode batch, µs of a step that only decodes): what a gate needs to predict gaps."""
+    """(decode batch, µs of a step that only decodes, in a cache that is half full): what a gate predicts gaps with."""
+    decode_context_ps: int = 0
+    """What each token of KV that the decodes attend to adds to such a step, shared ones once for each request."""
     table_digest: str = ""
     engine_config_hash: str = ""
     live_config_hash: str = ""

@@ -69,7 +69,7 @@ class Limits:
             decode_us=state.step_cost.decode_us,
             per_prefill_token_ns=prefill.per_token_ns,
             per_prior_pair_ps=prefill.per_prior_pair_ps,
-            decode_curve_us=tuple(sorted(state.decode_curve_us)),
+            decode_curve_us=_curve(state),
             chunk=_chunk(live, fills_tokens),
             fills_tokens=fills_tokens,
         )
@@ -146,6 +146,21 @@ class Limits:
         steps = -(-(queue_tokens * share + own_tokens * chunk) // (chunk * share))
         prefill_ns = tokens * self.per_prefill_token_ns + prior_pairs * self.per_prior_pair_ps // 1000
         return steps * self.decode_step_us(decodes) + prefill_ns // 1000
+
+
+def _curve(state: EngineState) -> tuple[tuple[int, int], ...]:
+    """The decode curve at the context of those inside: as they are on average, so many as decode.
+
+    It is told for a half-full cache. Where many share one beginning, each attends to all of it: the context is then
+    several times what the cache holds.
+    """
+    curve = tuple(sorted(state.decode_curve_us))
+    if not state.requests or not state.decode_context_ps or state.pool is None:
+        return curve
+    context_tokens = sum(one.prompt_tokens + one.output_tokens for one in state.requests) / len(state.requests)
+    told_tokens = state.pool.total_blocks * state.pool.block_tokens // 2
+    price_us = state.decode_context_ps / 1_000_000
+    return tuple((b, max(1, us + round(price_us * (b * context_tokens - told_tokens)))) for b, us in curve)
 
 
 def _chunk(live: LiveConfig, fills_tokens: int | None) -> LiveSchedulingConfig:
