@@ -124,6 +124,29 @@ async def test_an_engine_that_breaks_off_is_told_of_in_an_event(
     assert await outcome(relayed) == {"failed": 1}
 
 
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+async def test_wherever_it_is_cut_whole_events_come_and_then_the_end_or_an_error(
+    relayed: RunningGate, raw: RawEngine, first: int
+) -> None:
+    wire = HEAD + chunk(event("a")) + chunk(event("b") + DONE) + LAST
+    for cut in range(first, len(wire) + 1, 4):
+        sends(raw, wire[:cut], close=True)
+
+        async with relayed.post() as response:
+            body = await response.read()
+
+        if cut < len(HEAD):
+            assert (response.status, json.loads(body)["error"]["code"]) == (502, "engine_failed"), cut
+            continue
+        if body != WHOLE:
+            assert body.endswith(b"\n\n"), cut
+            *events, last = body.removesuffix(b"\n\n").split(b"\n\n")
+            assert WHOLE.startswith(b"".join(one + b"\n\n" for one in events)), cut
+            assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "engine_failed", cut
+        assert body == WHOLE or cut < len(wire)
+    await empty(relayed.gate)
+
+
 async def test_an_unframed_stream_that_is_cut_does_not_end_as_if_it_were_whole(
     relayed: RunningGate, raw: RawEngine
 ) -> None:
