@@ -176,6 +176,18 @@ async def test_what_is_new_is_made_only_where_nothing_has_its_name(api: Api) -> 
         assert sent == {**ITEM, "metadata": {"name": "chat", "namespace": "llm", "resourceVersion": "1"}}
 
 
+async def test_each_request_is_counted(api: Api) -> None:
+    counted: list[str] = []
+    api.kube._connection.count = counted.append
+    listed(api, "Pod")
+
+    await api.kube.list_children("Pod", "")
+    with pytest.raises(KeyError):  # the server answers nothing of use
+        await api.kube.apply(ITEM)
+
+    assert counted == ["GET", "PATCH"]
+
+
 async def test_a_list_comes_in_pages_and_is_seen_whole(api: Api) -> None:
     def page(name: str, more: str) -> web.Response:
         metadata = {"resourceVersion": "50", "continue": more}

@@ -83,6 +83,7 @@ async def run(settings: Settings) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
     try:
         async with connect() as connection:
+            connection.count = lambda method: metrics.requests.labels(method).inc()
             leading = asyncio.create_task(
                 _lead(Kube(connection), settings, health=health, metrics=metrics), name="lead"
             )

@@ -29,6 +29,12 @@ class Metrics:
             ["what"],
             registry=registry,
         )
+        self.requests = Counter(
+            "sluice_operator_api_requests_total",
+            "Requests to the API server by method, those that follow the InferenceServices left out.",
+            ["method"],
+            registry=registry,
+        )
         self.services = Gauge("sluice_operator_services", "InferenceServices that are looked after.", registry=registry)
         self.not_ready = Gauge(
             "sluice_operator_services_not_ready",

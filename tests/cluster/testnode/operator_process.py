@@ -87,6 +87,11 @@ class OperatorProcess:
         (kib,) = re.findall(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
         return int(kib) * 1024
 
+    def cpu_s(self) -> float:
+        """The processor time that it has taken so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> int:
         """Ask it to end, and wait; its exit code."""
         self.process.terminate()

@@ -11,7 +11,7 @@ import json
 import re
 import urllib.parse
 import urllib.request
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import aiohttp
 from kubernetes.aio.client import ApiClient, Configuration
@@ -57,6 +57,8 @@ class Connection:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
+        self.count: Callable[[str], None] = lambda _: None
+        """Told of each request's method."""
 
     async def call(self, method: str, path: str, query: Query = (), body: object | None = None) -> Object:
         """One request's answer.
@@ -106,6 +108,7 @@ class Connection:
             ApiRefused: the server said no, in its own words.
             WatchExpired: it does not know the version any more from which it was to go on.
         """
+        self.count(method)
         headers = {"Accept": "application/json"}
         if method == "PATCH":
             # With its parameter, the client sends the text as it is.
