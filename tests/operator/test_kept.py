@@ -15,7 +15,8 @@ from sluice_engine import codec
 from sluice_engine.config import LiveConfig
 from sluice_operator.config import Settings
 from sluice_operator.metrics import Metrics
-from sluice_operator.reconcile import Reconciler, Service
+from sluice_operator.reconcile.reconciler import Reconciler
+from sluice_operator.reconcile.service import Service
 from sluice_operator.rendering import kept
 from sluice_operator.rendering.pod_template import Images
 from sluice_operator.rendering.render import objects

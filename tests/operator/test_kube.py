@@ -27,7 +27,7 @@ from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, LeaseLost, NamespaceEnds
 from sluice_operator.health import Health
 from sluice_operator.metrics import Metrics
-from sluice_operator.reconcile import Reconciler
+from sluice_operator.reconcile.reconciler import Reconciler
 from sluice_operator.status.changes import Told
 
 Json = dict[str, Any]

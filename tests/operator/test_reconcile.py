@@ -12,11 +12,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
-from sluice_operator import reconcile
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, NamespaceEnds
 from sluice_operator.metrics import Metrics
-from sluice_operator.reconcile import Reconciler, Service
+from sluice_operator.reconcile import reconciler
+from sluice_operator.reconcile.reconciler import Reconciler
+from sluice_operator.reconcile.service import Service
+from sluice_operator.reconcile.turns import AT_ONCE
 from sluice_operator.status.changes import transitions
 from sluice_operator.status.status import condition
 
@@ -127,6 +129,34 @@ async def test_between_events_only_the_pods_are_asked(world: World) -> None:
 
     assert world.count("sluice_operator_reconciles_total", outcome="ok") == observations
     assert condition(world.cluster.statuses[-1], "AdmissionOpen")["reason"] == "Busy"
+
+
+async def test_a_service_without_pods_is_left_alone_until_something_happens(world: World) -> None:
+    service = world.service()
+
+    def is_quiet() -> bool:
+        return service.is_quiet
+
+    await world.look(service)
+    assert is_quiet()
+
+    world.serve()
+    await world.look(service)
+    assert not is_quiet(), "pods are asked how they fare"
+
+    world.cluster.pods = []
+    await world.look(service)
+    assert is_quiet()
+    service.status = {**service.status, "measured": {"kvUsagePercent": 7}}
+    await world.look(service)
+    assert not is_quiet(), "numbers are held back for a minute, and are still to be written then"
+    world.time_s += 61
+    assert await world.look(service, woken=False) == ["status"]
+
+    world.cluster.refuse["Service"] = ApiRefused(422, "Invalid", "no")
+    world.cluster.drift(("Service", "chat"))
+    await world.look(service)
+    assert not is_quiet(), "what is in its way may be gone without an event"
 
 
 async def test_drift_heals(world: World) -> None:
@@ -309,7 +339,7 @@ async def test_a_name_that_is_taken_is_not_written_to_while_it_is(world: World) 
 async def test_what_nobody_expected_is_tried_again_and_claims_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_operator.reconcile._BACKOFF_S", (0,))
+    monkeypatch.setattr("sluice_operator.reconcile.reconciler._BACKOFF_S", (0,))
     world.cluster.unexpected = [KeyError("kind"), KeyError("kind")]
     world.reconciler.see(scene.body())
 
@@ -325,7 +355,7 @@ async def test_what_nobody_expected_is_tried_again_and_claims_nothing(
 async def test_a_reconcile_that_fails_again_and_again_is_told_until_it_works(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconcile, "_BACKOFF_S", (0,))
+    monkeypatch.setattr(reconciler, "_BACKOFF_S", (0,))
     broken = ApiRefused(500, "InternalError", "failed calling webhook x.y: no route to host")
     world.cluster.unexpected = [broken] * 3
     world.reconciler.see(scene.body())
@@ -372,8 +402,8 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_asks(
 
 
 async def test_a_changed_service_does_not_wait_for_those_that_the_clock_wakes(world: World) -> None:
-    for _ in range(reconcile._AT_ONCE):
-        await world.reconciler._turns.acquire()  # that many are looked at, and none of them ends
+    for _ in range(AT_ONCE):
+        await world.reconciler._turns.places.acquire()  # that many are looked at, and none of them ends
     waiting, changed = world.service(), world.service()
     changed.news.set()
 
@@ -385,8 +415,8 @@ async def test_a_changed_service_does_not_wait_for_those_that_the_clock_wakes(wo
 
 
 async def test_one_that_is_changed_or_made_while_others_are_looked_at_does_not_wait_for_them(world: World) -> None:
-    for _ in range(reconcile._AT_ONCE):
-        await world.reconciler._turns.acquire()
+    for _ in range(AT_ONCE):
+        await world.reconciler._turns.places.acquire()
     world.reconciler.see(scene.body())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -402,21 +432,21 @@ async def test_one_that_is_changed_or_made_while_others_are_looked_at_does_not_w
         await world.cluster.told.wait()
 
     assert {("Deployment", "chat"), ("Deployment", "new")} <= world.cluster.objects.keys()
-    assert world.reconciler._turns._value == 0, "who went past the line gave nothing back"
+    assert world.reconciler._turns.places._value == 0, "who went past the line gave nothing back"
 
 
 async def test_a_wait_in_the_line_is_no_part_of_a_look(world: World) -> None:
-    for _ in range(reconcile._AT_ONCE):
-        await world.reconciler._turns.acquire()
+    for _ in range(AT_ONCE):
+        await world.reconciler._turns.places.acquire()
     looking = asyncio.create_task(world.look(world.service()))
     await asyncio.sleep(0)
 
     world.time_s += 100
-    world.reconciler._turns.release()
+    world.reconciler._turns.places.release()
     await looking
 
     assert world.count("sluice_operator_reconcile_seconds_sum") == 0
-    assert world.reconciler._turns._value == 1
+    assert world.reconciler._turns.places._value == 1
 
 
 @pytest.mark.parametrize(
@@ -429,7 +459,7 @@ async def test_a_wait_in_the_line_is_no_part_of_a_look(world: World) -> None:
 async def test_the_pause_after_a_failure_is_ended_by(
     world: World, monkeypatch: pytest.MonkeyPatch, news: Callable[[World], None]
 ) -> None:
-    monkeypatch.setattr("sluice_operator.reconcile._BACKOFF_S", (3600,))
+    monkeypatch.setattr("sluice_operator.reconcile.reconciler._BACKOFF_S", (3600,))
     failed = asyncio.Event()
     real = world.reconciler._pause
 

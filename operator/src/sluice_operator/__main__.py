@@ -30,7 +30,7 @@ from sluice_operator.errors import ApiRefused, InvalidSettings, LeaseLost, Opera
 from sluice_operator.health import Health, application
 from sluice_operator.logs import setup_logging
 from sluice_operator.metrics import HeartbeatCollector, Metrics
-from sluice_operator.reconcile import Reconciler
+from sluice_operator.reconcile.reconciler import Reconciler
 
 log = logging.getLogger("sluice_operator")
 

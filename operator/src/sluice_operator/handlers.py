@@ -16,7 +16,7 @@ from typing import Any
 import kopf
 
 from sluice_operator.cluster import credentials
-from sluice_operator.reconcile import Reconciler
+from sluice_operator.reconcile.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from sluice_operator.cluster.seen import Place
 from sluice_operator.errors import ApiRefused
 from sluice_operator.health import Health
 from sluice_operator.metrics import Metrics
-from sluice_operator.reconcile import Reconciler
+from sluice_operator.reconcile.reconciler import Reconciler
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,9 @@
 """Keeping the cluster as the InferenceServices want it: one task a service, one idempotent reconcile.
 
-Owns what is known of each service between two looks at it. Events only say that it is time to look; what is done
-follows from the resource and from what is observed then. Reading order: `Reconciler.see` (an event), `_tend` (the
-task), `_reconcile` (look, plan, apply), `_tell` (status). Decisions are in `plan.py` and `status.py`; I/O comes in.
+Owns which services there are and when one is looked at. Events only say that it is time; what is done follows from the
+resource and from what is observed then. Reading order: `Reconciler.see` (an event), `_tend` (the task), `_reconcile`
+(look and plan), then `execution.py` (apply) and `report.py` (status). Decisions are in `plan.py` and `status/`, and I/O
+comes in.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
-from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator.cluster.asked import Cluster, Gates
 from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS
@@ -25,76 +25,28 @@ from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, Namespace
 from sluice_operator.metrics import Metrics
 from sluice_operator.observed import pods
 from sluice_operator.observed.failures import Failure
-from sluice_operator.plan import Applied, Key, Observed, Plan
+from sluice_operator.plan import Observed
+from sluice_operator.reconcile.execution import Execution
+from sluice_operator.reconcile.report import Report
+from sluice_operator.reconcile.service import Service, held, named, place
+from sluice_operator.reconcile.turns import Turns
 from sluice_operator.rendering import autoscale, rollout, templates
 from sluice_operator.rendering import kept as kepts
 from sluice_operator.rendering.pod_template import Object
 from sluice_operator.rendering.render import objects
 from sluice_operator.resource import spec as specs
 from sluice_operator.status import status
-from sluice_operator.status.changes import (
-    REFUSED_HINT,
-    Series,
-    is_available,
-    is_settled,
-    name_taken,
-    not_applied,
-    tell,
-    transitions,
-)
-from sluice_operator.status.figures import worth_writing
-from sluice_operator.status.situation import Runtime
+from sluice_operator.status.changes import not_applied
 
 log = logging.getLogger(__name__)
 
 # Events come in bursts (a Deployment, its ReplicaSet, its pods): one look serves them all.
 _GATHER_S = 0.05
-_AT_ONCE = 8
 _BACKOFF_S = (1, 2, 5, 10, 30, 60)
-# A pod that hangs is asked after so often: with the time between two looks, its cause is known within 10 s.
-_EVENTS_EVERY_S = 4.0
 # A reconcile that failed so many times in a row is told in the status; fewer are hiccups.
 _TOLD_AFTER = 3
 # No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
 _OBSTACLE_S = 15.0
-# 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
-_TEMPORARY = frozenset({401, 408, 409, 429})
-_NOT_FOUND = 404
-# What a status is told from.
-_TOLD = ("Deployment", "ScaledObject", "ReplicaSet", "Pod")
-
-
-@dataclass(slots=True, kw_only=True)
-class Service:
-    """What is known of one InferenceService."""
-
-    body: Object
-    status: Mapping[str, Any]
-    """As last read or written."""
-    written_at: float = float("-inf")
-    looked_at: float = float("-inf")
-    leaving_at: float = float("-inf")
-    """When a pod of it was last seen on its way out; the first look counts as one."""
-    is_quiet: bool = False
-    """It has no pods and nothing is in its way: until an event comes, what is told of it stays as it is."""
-    decide_at: float = float("inf")
-    """When to look again though nothing happens."""
-    events: pods.Events = field(default_factory=dict)
-    """Of its pods that say too little themselves, as last read."""
-    events_at: float = float("-inf")
-    spec: specs.ServiceSpec | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody made it or changed its spec, and waits: it goes before those that the clock wakes."""
-    hope: asyncio.Event = field(default_factory=asyncio.Event)
-    """What failed may go well now: the spec is another, or the API server answers again. Ends a pause."""
-    problem: Failure | None = None
-    runtime: Runtime | None = None
-    applied: dict[Key, Applied] = field(default_factory=dict)
-    taken: set[Key] = field(default_factory=set)
-    """Names that we need and that were somebody else's when we last looked."""
-    told: Series = field(default_factory=dict)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
 
 
 class Reconciler:
@@ -111,7 +63,7 @@ class Reconciler:
         wall_clock: Callable[[], float],
         now: Callable[[], str],
     ) -> None:
-        self._cluster, self._gates, self._settings, self._metrics = cluster, gates, settings, metrics
+        self._cluster, self._settings, self._metrics = cluster, settings, metrics
         self._clock, self._wall_clock, self._now = clock, wall_clock, now
         self._services: dict[tuple[str, str], Service] = {}
         self._is_synced = False
@@ -120,8 +72,9 @@ class Reconciler:
         """Of which services the watch told something since the last list of all was asked for."""
         metrics.services.set_function(lambda: len(self._services))
         metrics.not_ready.set_function(lambda: sum(not _is_ready(one.status) for one in self._services.values()))
-        # After a start or a resync all want to be looked at: so many at once, or the memory of all is needed together.
-        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns = Turns()
+        self._execution = Execution(cluster, metrics, lambda kind: self.discovered(kind, is_served=False))
+        self._report = Report(cluster, gates, metrics, clock=clock, now=now)
         self.is_watch_suspect = False
         """A list held what the watch of the services had not brought; until it brings something, it may be dead."""
         self.kinds: frozenset[str] = frozenset()
@@ -129,17 +82,17 @@ class Reconciler:
 
     def see(self, body: Object) -> None:
         """A service as the watch tells of it; looked at soon, unless nothing about it is new."""
-        self._heard.add(_place(body))
+        self._heard.add(place(body))
         self._take(body)
 
     def _take(self, body: Object) -> None:
-        at = _place(body)
+        at = place(body)
         service = self._services.get(at)
         if service is not None and service.body["metadata"]["uid"] != body["metadata"]["uid"]:
             self._drop(*at)
             service = None
         if service is None:
-            service = Service(body=_kept(body), status=body.get("status", {}))
+            service = Service(body=held(body), status=body.get("status", {}))
             service.wake.set()
             service.task = asyncio.create_task(self._tend(service), name=f"service {at[0]}/{at[1]}")
             self._services[at] = service
@@ -152,7 +105,7 @@ class Reconciler:
             service.news.set()
             service.hope.set()
             service.wake.set()
-        service.body = _kept(body)
+        service.body = held(body)
 
     def forget(self, namespace: str, name: str) -> None:
         """The watch tells that a service is gone; the cluster collects what it owned."""
@@ -174,13 +127,13 @@ class Reconciler:
         """Look at all services again, as the list has them that is asked for now."""
         self._heard.clear()
         bodies = await listing
-        listed = {_place(body) for body in bodies}
+        listed = {place(body) for body in bodies}
         # What the watch told while the list was on its way is newer: a service that was made, changed or deleted
         # meanwhile would be taken back for a whole interval.
         for gone in self._services.keys() - listed - self._heard:
             self._drop(*gone)
         for body in bodies:
-            at = _place(body)
+            at = place(body)
             if at not in self._heard:
                 service = self._services.get(at)
                 if service is None or _generation(service.body) != _generation(body):
@@ -235,14 +188,14 @@ class Reconciler:
                 )
                 failures += 1
                 service.wake.set()  # the next turn looks again: until then nothing is known that could be told
-                told = {**_named(service.body), "error": str(error) or type(error).__name__, "retry_s": wait_s}
+                told = {**named(service.body), "error": str(error) or type(error).__name__, "retry_s": wait_s}
                 is_expected = isinstance(error, (ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError))
                 level, trace = (logging.WARNING, None) if is_expected else (logging.ERROR, error)
                 log.log(level, "reconcile failed", extra=told, exc_info=trace)
                 if failures >= _TOLD_AFTER and not isinstance(error, LeaseLost):
                     service.problem = not_applied(error)
                     with contextlib.suppress(ApiRefused, LeaseLost, aiohttp.ClientError, TimeoutError, OSError):
-                        await self._tell(service)
+                        await self._report.tell(service, self.kinds)
                 await self._pause(service, wait_s)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -255,23 +208,6 @@ class Reconciler:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(service.hope.wait(), timeout=wait_s)
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, service: Service) -> AsyncIterator[None]:
-        """A place among those that are looked at; at once for one that is news, or becomes so while it waits."""
-        place = asyncio.ensure_future(self._turns.acquire())
-        news = asyncio.ensure_future(service.news.wait())
-        try:
-            await asyncio.wait((place, news), return_when=asyncio.FIRST_COMPLETED)
-            if news.done():
-                place.cancel()
-            service.news.clear()
-            service.hope.clear()
-            yield
-        finally:
-            news.cancel()
-            if not place.cancel() and not place.cancelled():
-                self._turns.release()
-
     async def look(self, service: Service) -> None:
         """One turn: reconcile if something changed, ask the pods, write the status if it is worth it."""
         if service.body["metadata"].get("deletionTimestamp"):
@@ -280,19 +216,19 @@ class Reconciler:
         observed = None
         is_due = self._clock() >= service.decide_at
         if service.wake.is_set() or is_due or (service.problem and self._clock() - service.looked_at >= _OBSTACLE_S):
-            async with self._turn(service):
+            async with self._turns.of(service):
                 service.wake.clear()
                 began = service.looked_at = self._clock()
                 observed = await self._reconcile(service)
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
             self._metrics.last_reconcile.set(self._wall_clock())
-        await self._tell(service, observed)
+        await self._report.tell(service, self.kinds, observed)
 
     async def _reconcile(self, service: Service) -> Observed:
         """Look, plan and apply; returns what is there then."""
         body = service.body
-        uid, namespace, name = body["metadata"]["uid"], *_place(body)
+        uid, namespace, name = body["metadata"]["uid"], *place(body)
         observed = await self._cluster.observe(namespace, name, self._observable())
         settings = self._settings
         try:
@@ -312,7 +248,7 @@ class Reconciler:
         history = kepts.history(observed, desired)
         todo = plans.plan(desired, uid, observed, service.applied, history)
         owned = dict(observed.owned)
-        service.problem = await self._carry_out(service, todo, owned)
+        service.problem = await self._execution.carry_out(service, todo, owned)
         # The status speaks of what was just applied, not of what was there before.
         return Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
 
@@ -324,129 +260,6 @@ class Reconciler:
         decided = rollout.way(spec.strategy, observed, now=self._now(), quiet_s=now - service.leaving_at)
         service.decide_at = float("inf") if decided.recheck_s is None else now + decided.recheck_s
         return decided.strategy
-
-    async def _carry_out(self, service: Service, todo: Plan, owned: dict[Key, Object]) -> Failure | None:
-        """Send what the plan says, and note in `owned` what is there then; returns what stood in the way."""
-        namespace, _ = _place(service.body)
-        problem = name_taken(todo.foreign)
-        done: list[str] = []
-        try:
-            for item in (*todo.create, *todo.update):
-                found = plans.key(item)
-                try:
-                    after = await self._send(service, item, is_new=item in todo.create)
-                except ApiRefused as refused:
-                    if refused.status == _NOT_FOUND and found[0] in self.kinds:
-                        self.discovered(found[0], is_served=False)  # its definition went a moment ago
-                        continue
-                    if _may_pass(refused):
-                        raise
-                    text = f"the API server refused {found[0]} {found[1]}: {refused.message}"
-                    return Failure(reason=f"{found[0]}Refused", message=text, hint=REFUSED_HINT)
-                if after is None:
-                    problem = name_taken([found])
-                    continue
-                done.append("/".join(found))
-                service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
-                owned[found] = after
-        finally:
-            if done:
-                log.info("applied", extra={**_named(service.body), "objects": done})
-        for found in todo.delete:
-            await self._cluster.delete(found, namespace)
-            self._metrics.writes.labels("delete").inc()
-            log.info("deleted", extra={**_named(service.body), "object": "/".join(found)})
-            service.applied.pop(found, None)
-        return problem
-
-    async def _send(self, service: Service, item: Object, *, is_new: bool) -> Object | None:
-        """Apply an object; None where somebody else has the name of one that is new."""
-        found, (namespace, _) = plans.key(item), _place(service.body)
-        after = None
-        if is_new and found not in service.taken:
-            after = await self._cluster.create(item)
-        if is_new and after is None:
-            there = await self._cluster.read(found[0], namespace, found[1])
-            if there is not None and not plans.is_owned(there, service.body["metadata"]["uid"]):
-                service.taken.add(found)  # from now on it is asked before anything is sent
-                return None
-            service.taken.discard(found)
-        if after is None:
-            after = await self._cluster.apply(item)
-        self._metrics.writes.labels("apply").inc()
-        return after
-
-    async def _read_events(self, service: Service, views: Sequence[pods.PodView]) -> None:
-        """What the kubelet told of pods that say too little themselves; not at every look: they stay so for long."""
-        silent = {pod.name: pod.uid for pod in views if pod.is_silent}
-        if not silent:
-            service.events, service.events_at = {}, float("-inf")
-        elif self._clock() - service.events_at >= _EVENTS_EVERY_S:
-            service.events, service.events_at = {}, self._clock()
-            # They only explain; a status without them is poorer, not wrong.
-            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
-                service.events = await self._cluster.pod_events(_place(service.body)[0], silent)
-
-    async def _tell(self, service: Service, observed: Observed | None = None) -> None:
-        """Write the status if it is worth it; of what is `observed`, by default of what is there now."""
-        if service.spec is None and service.problem is None:
-            return  # not looked at yet
-        if observed is None:
-            # Between two looks nothing of it is held: a thousand services would be most of the memory.
-            observed = await self._cluster.observe(*_place(service.body), _TOLD)
-        service.is_quiet = not (observed.pods or service.problem)
-        views = pods.views(observed)
-        addresses = {pod.name: pod.ip for pod in views if status.is_pollable(pod)}
-        states = await self._gates.states(addresses) if addresses else {}
-        self._metrics.gate_polls.labels("ok").inc(len(states))
-        self._metrics.gate_polls.labels("unanswered").inc(len(addresses) - len(states))
-        await self._read_events(service, views)
-        situation = status.Situation(
-            generation=service.body["metadata"].get("generation", 0),
-            spec=service.spec,
-            observed=observed,
-            gates=states,
-            events=service.events,
-            problem=service.problem,
-            runtime=service.runtime,
-            kinds=self.kinds,
-        )
-        new = status.compute(situation, service.status, self._now())
-        self._metrics.tell_service(
-            *_place(service.body), available=is_available(new), settled=is_settled(new), ready=new["readyReplicas"]
-        )
-        if not worth_writing(service.status, new, self._clock() - service.written_at):
-            return
-        await self._cluster.apply_status(service.body, new)
-        self._metrics.writes.labels("status").inc()
-        old, service.status, service.written_at = service.status, new, self._clock()
-        for kind, reason, message in transitions(old, new):
-            log.info("changed", extra={**_named(service.body), "reason": reason, "detail": message})
-            # The status has told it already; an event is a courtesy.
-            with contextlib.suppress(ApiRefused, aiohttp.ClientError, TimeoutError):
-                told = tell(service.told, kind, reason, message, self._now())
-                await self._cluster.post_event(service.body, told)
-                self._metrics.writes.labels("event").inc()
-
-
-def _may_pass(refused: ApiRefused) -> bool:
-    """Whether what the API server refused may go well later though the spec stays as it is."""
-    is_over = isinstance(refused, NamespaceEnds)
-    return is_over or refused.lacks_right or refused.status in _TEMPORARY or refused.status >= 500
-
-
-def _place(body: Object) -> tuple[str, str]:
-    return body["metadata"]["namespace"], body["metadata"]["name"]
-
-
-def _kept(body: Object) -> Object:
-    """A resource as it is held between two looks: of the status, which is held apart, only what it speaks of."""
-    seen = body.get("status", {}).get("observedGeneration")
-    return {**body, "status": {} if seen is None else {"observedGeneration": seen}}
-
-
-def _named(body: Object) -> dict[str, str]:
-    return dict(zip(("namespace", "service"), _place(body), strict=True))
 
 
 def _is_ready(seen: Mapping[str, Any]) -> bool:
