@@ -48,6 +48,8 @@ class Plan:
     delete: tuple[Key, ...] = ()
     foreign: tuple[Key, ...] = ()
     """Names that we need and that belong to somebody else; left alone."""
+    digests: Mapping[Key, str] = field(default_factory=dict, compare=False)
+    """Of all that is desired."""
 
 
 def key(item: Object) -> Key:
@@ -76,6 +78,7 @@ def plan(
 ) -> Plan:
     """What makes the cluster hold what is desired of the resource with this uid, and leave those that are `kept`."""
     create, update, foreign = [], [], []
+    digests = {key(item): codec.digest(item) for item in desired}
     for item in desired:
         seen = observed.owned.get(key(item))
         if seen is None:
@@ -84,14 +87,15 @@ def plan(
             foreign.append(key(item))
         elif seen["metadata"].get("deletionTimestamp"):
             continue  # it comes back by the event of its end
-        elif applied.get(key(item)) != Applied(digest=codec.digest(item), version=version(seen)):
+        elif applied.get(key(item)) != Applied(digest=digests[key(item)], version=version(seen)):
             update.append(item)
-    wanted = {key(item) for item in desired} | set(kept)
+    wanted = digests.keys() | set(kept)
     return Plan(
         create=tuple(create),
         update=tuple(update),
         delete=tuple(_unused(wanted, uid, observed)),
         foreign=tuple(foreign),
+        digests=digests,
     )
 
 

@@ -75,6 +75,8 @@ def test_drift_heals_and_what_is_deleted_comes_back(space: Space) -> None:
 
     space.kubectl("patch", "deployment", "drifting", "--type=merge", "-p", '{"spec":{"revisionHistoryLimit":9}}')
     space.kubectl("delete", "service", "drifting")
+    given_away = "sluice.dev/inferenceservice=other"
+    space.kubectl("label", "poddisruptionbudget", "drifting", given_away, "--overwrite")
     live = space.get("configmap", "drifting-live")["data"]
     space.kubectl("patch", "configmap", "drifting-live", "--type=merge", "-p", '{"data":{"live.json":"{}"}}')
 
@@ -82,6 +84,7 @@ def test_drift_heals_and_what_is_deleted_comes_back(space: Space) -> None:
     space.kubectl("wait", "service/drifting", "--for=create", "--timeout=60s")
     assert space.get("service", "drifting")["metadata"]["uid"] != before
     space.node.wait_for("the file as it was", lambda: space.get("configmap", "drifting-live")["data"] == live)
+    space.wait_for("pdb/drifting", "jsonpath={.metadata.labels.sluice\\.dev/inferenceservice}=drifting")
 
 
 def test_words_of_any_script_arrive_as_they_were_written_and_are_not_written_twice(

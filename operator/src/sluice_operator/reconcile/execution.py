@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sluice_engine import codec
 from sluice_operator import plan as plans
 from sluice_operator.cluster.asked import Cluster
 from sluice_operator.cluster.kinds import OPTIONAL_KINDS
@@ -56,7 +55,7 @@ class Execution:
                     problem = name_taken([found])
                     continue
                 done.append("/".join(found))
-                service.applied[found] = Applied(digest=codec.digest(item), version=plans.version(after))
+                service.applied[found] = Applied(digest=todo.digests[found], version=plans.version(after))
                 owned[found] = after
         finally:
             if done:
