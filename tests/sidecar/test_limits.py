@@ -208,7 +208,8 @@ def steered(events: list[tuple[int, int]], *, until_us: int, per_minute: float =
         pytest.param([(1, 3)], 5, 0.95, id="three-in-30-s-are-6-a-minute-and-allowed"),
         pytest.param([(1, 4)], 5, 0.95 * 0.9, id="four-make-a-bad-window"),
         pytest.param([(1, 4)], 15, 0.95 * 0.9, id="one-window-is-judged-once"),
-        pytest.param([(1, 4), (6, 1)], 10, 0.95 * 0.81, id="two-bad-windows-in-a-row"),
+        pytest.param([(1, 4), (8, 1)], 10, 0.95 * 0.81, id="two-bad-windows-in-a-row"),
+        pytest.param([(4, 4), (6, 9)], 10, 0.95 * 0.9, id="one-storm-falls-once-wherever-the-windows-part"),
         pytest.param([(1, 4)], 16, 0.95 * 0.9 + 0.05, id="it-rises-once-10-s-were-clean"),
         pytest.param([(1, 4)], 40, 0.95, id="it-rises-no-higher-than-configured"),
         pytest.param([(1, 4), (14, 1)], 15, 0.95 * 0.9 * 0.9, id="a-preemption-while-it-is-too-many-is-bad-again"),
@@ -227,9 +228,10 @@ def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], 
     ("storms", "second", "share"),
     [
         pytest.param([1], 16, 0.855 + 0.05, id="after-the-first-storm-it-rises-fast"),
-        pytest.param([1, 41], 60, 0.855 + 5 * 0.1 / 60, id="fast-into-the-next-it-rises-slowly"),
+        pytest.param([1, 41], 56, 0.855 + 0.05, id="fast-into-the-next-it-rises-fast-to-what-was-borne"),
+        pytest.param([1, 41], 71, 0.95 * 0.97 + 14.7 * 0.1 / 60, id="and-slowly-beyond"),
         pytest.param(
-            [1, 41, 121], 140, 0.95 * 0.9 + 5 * 0.05 / 60, id="half-as-fast-as-often-as-they-come-within-five-minutes"
+            [1, 41, 121], 160, 0.95 * 0.94 + 24 * 0.05 / 60, id="half-as-fast-as-often-as-they-come-within-five-minutes"
         ),
         pytest.param([1, 141], 156, 0.855 + 0.05, id="two-minutes-later-it-is-another-storm"),
         pytest.param([1, 41, 401], 416, 0.855 + 0.05, id="five-clean-minutes-are-forgiven"),
