@@ -127,6 +127,24 @@ def test_keys_rotate_with_the_mounted_secret_and_bad_ones_change_nothing(
     assert not any(key in caplog.text for key in (OLD, NEW, OTHER, "broken"))
 
 
+def test_a_folder_that_vanishes_takes_no_key_away_and_one_that_is_emptied_takes_all(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    folder.mkdir()
+    (folder / "team-a").write_text(OLD)
+    files = key_files(str(folder), SECRET)
+    keys = files.load()
+    assert keys.tenant(OLD) == "team-a"
+
+    folder.rename(tmp_path / "elsewhere")
+    assert files.changed() is None
+    assert (files.refused_total, "cannot be read" in files.problem) == (1, True)
+
+    folder.mkdir()
+    emptied = files.changed()
+    assert emptied is not None
+    assert emptied.tenant(OLD) is None
+
+
 def test_a_folder_that_is_not_there_or_too_large_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"nowhere: cannot be read: No such file"):
         key_files(str(tmp_path / "nowhere"), SECRET).load()
