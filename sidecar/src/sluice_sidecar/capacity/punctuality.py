@@ -8,7 +8,7 @@ ceiling of KV blocks (docs/decisions/0018).
 
 from __future__ import annotations
 
-from collections import deque
+from sluice_sidecar.capacity.recent import Recent
 
 HORIZON_US = 30_000_000
 # Fewer may be chance, whatever the share of them.
@@ -26,8 +26,7 @@ class Punctuality:
 
     def __init__(self, target_percent: float) -> None:
         self.share = 1.0
-        self._outcomes: deque[tuple[int, bool]] = deque()
-        self._late = 0
+        self._told, self._late = Recent(HORIZON_US), Recent(HORIZON_US)
         self._fell_us: int | None = None
         """When the share last fell: who was let in before was let in by another one, and says nothing of this."""
         self._late_us = 0
@@ -46,18 +45,17 @@ class Punctuality:
         """Of one that was let in then, the first token came, or is due and has not."""
         if self._fell_us is not None and admitted_us <= self._fell_us:
             return
-        self._outcomes.append((now_us, late))
-        self._late += late
+        self._told.add(1, now_us)
         if not late:
             return
+        self._late.add(1, now_us)
         self._late_us = now_us
-        self._forget(now_us)
-        if self._late >= LEAST_LATE and self._late > self._allowed * len(self._outcomes):
+        num_late = self._late.total(now_us)
+        if num_late >= LEAST_LATE and num_late > self._allowed * self._told.total(now_us):
             self._fall(now_us)
 
     def moved(self, now_us: int) -> None:
         """Time went by."""
-        self._forget(now_us)
         clean_from_us = max(self._late_us + CLEAN_AFTER_US, self._risen_us if self._rose else 0)
         if self._fell_us is None or self.share >= 1.0 or now_us <= clean_from_us:
             return
@@ -71,9 +69,5 @@ class Punctuality:
         if self._rose and self._fell_us is not None:
             self._rises_slowly = now_us - self._fell_us <= (FORGET_US if self._rises_slowly else RELAPSE_US)
         self._fell_us, self._rose = now_us, False
-        self._outcomes.clear()
-        self._late = 0
-
-    def _forget(self, now_us: int) -> None:
-        while self._outcomes and now_us - self._outcomes[0][0] > HORIZON_US:
-            self._late -= self._outcomes.popleft()[1]
+        self._told.clear()
+        self._late.clear()

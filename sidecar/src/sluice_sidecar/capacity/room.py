@@ -10,12 +10,13 @@ import math
 
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_sidecar.capacity.ceiling import Ceiling
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.freshness import Sight
 from sluice_sidecar.capacity.inside import Inside
 from sluice_sidecar.capacity.learned import Learned
 from sluice_sidecar.capacity.ledger import Entry, Ledger, Permit, progress_of
-from sluice_sidecar.capacity.limits import Ceiling, Limits
+from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.errors import Reason
 from sluice_sidecar.estimates.pricing import Pricing
