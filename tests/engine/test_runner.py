@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,14 +19,18 @@ from safetensors.torch import load_file, save_file
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from engine.scripted import plan_of
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
+from sluice_engine.core.constraint import Constraint
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.host_pool import Copies
 from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
+from sluice_engine.grammars import Grammars
 from sluice_engine.model import Model
+from sluice_engine.protocol.structure import Structure
 from sluice_engine.runner import TorchRunner
+from sluice_engine.tokenizer import load_tokenizer
 from sluice_engine.weights import LayerWeights, load, open_tensors
 from tiny_model import VOCAB_SIZE, make_tiny_llama
 
@@ -167,6 +173,46 @@ def test_sampling_depends_on_a_request_s_own_history_alone(runner: TorchRunner) 
     assert all(request.num_cached_tokens == 16 for request in second)
     assert outputs(first) == outputs(second) == outputs(alone)
     assert len({tuple(output) for output in outputs(alone)}) == len(alone)
+
+
+def test_a_grammar_follows_what_is_sampled_whatever_is_planned_ahead_or_lost(runner: TorchRunner, tiny: Path) -> None:
+    """The mask is that of the tokens so far: undisturbed, batched, overlapped, preempted and swapped."""
+    tokenizer = load_tokenizer(ModelSource(path=str(tiny)))
+    grammars = Grammars(lambda: 0)
+
+    async def constraint(regex: str) -> Constraint:
+        structure = Structure("regex", regex, "guided_regex")
+        made = await grammars.constraints(
+            structure, tokenizer, runner.vocab_size, request_id="r", count=1, until_us=None
+        )
+        return made[0]
+
+    def sampled() -> list[Request]:
+        regexes = ["(ab|cde|[0-9]{2},)*", "[a-f]{3}(-[a-f]{3})*", "x*", "(a|b(c|d(e|f)))*"]
+        params = [
+            SamplingParams(max_tokens=16, temperature=temperature, seed=seed, constrained=True)
+            for seed, temperature in enumerate((2.0, 1.5, 1.0, 0.0))
+        ]
+        requests = [Request(str(i), _prompt(i, 20), 20, sampling, 0) for i, sampling in enumerate(params)]
+        for request, regex in zip(requests, regexes, strict=True):
+            request.constraint = asyncio.run(constraint(f"{regex}!{{100}}"))
+        return [*requests, Request("free", _prompt(9, 20), 20, SamplingParams(max_tokens=16, seed=9), 0)]
+
+    alone = sampled()
+    for request in alone:
+        run(runner, [request])
+    batched, overlapped, preempted, swapped = sampled(), sampled(), sampled(), sampled()
+    run(runner, batched)
+    run(runner, overlapped, depth=2, num_blocks=24, per_request=7)
+    assert run(runner, preempted, num_blocks=12, per_request=7).preemptions_total > 0
+    assert run(runner, swapped, num_blocks=12, per_request=7, swap=True).suspension.host.swaps_total > 0
+
+    assert outputs(batched) == outputs(overlapped) == outputs(preempted) == outputs(swapped) == outputs(alone)
+    texts = [tokenizer.decode(output) for output in outputs(alone)]
+    assert len(set(texts)) == 5
+    assert re.fullmatch(r"(ab|cde|[0-9]{2},)*(a|c|cd|[0-9]{1,2})?!*", texts[0])
+    assert re.fullmatch(r"[a-f]{3}(-[a-f]{3})*(-[a-f]{0,3})?!*", texts[1])
+    grammars.close()
 
 
 def test_a_log_probability_is_the_model_s_own(runner: TorchRunner, reference: Reference) -> None:

@@ -91,6 +91,9 @@ def requests_of(
     check_token_ids("logit_bias", (token_id for token_id, _ in generation.logit_bias), engine.vocab_size)
     # What ends a turn of a model that has no such token is never sampled.
     eos_ids = frozenset(token_id for token_id in engine.tokenizer.eos_ids if token_id < engine.vocab_size)
+    if generation.structure is not None and not eos_ids:
+        problem = "needs a token with which the model ends its answers, and this model has none"
+        raise InvalidRequest.field(generation.structure.param, problem, code="unsupported_parameter")
     if generation.service_tier == FLEX:
         terms = terms.flexible()
     seed = generation.seed if generation.seed is not None else draw_seed()

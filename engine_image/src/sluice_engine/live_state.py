@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_engine.codec import digest, encode
 from sluice_engine.config import LiveConfig
-from sluice_engine.core.state import SCHEMA_VERSION, EngineState
+from sluice_engine.core.state import SCHEMA_VERSION, EngineState, GrammarState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.service import EngineService
 
@@ -24,7 +24,9 @@ class Identity:
     """Of the `live.json` that it was started with."""
 
 
-def engine_state(service: EngineService, identity: Identity, live_config_refused: str = "") -> EngineState:
+def engine_state(
+    service: EngineService, identity: Identity, live_config_refused: str = "", grammars: GrammarState | None = None
+) -> EngineState:
     """The whole document, as of now. `live_config_refused`: why the `live.json` that lies there is not in force."""
     engine, published = service.engine, service.publication
     told = engine.tuning.current if engine is not None else None
@@ -59,6 +61,7 @@ def engine_state(service: EngineService, identity: Identity, live_config_refused
         live_config_hash=_live_hash(engine.tuning.live) if engine is not None else identity.live_config_hash,
         live_config_refused=live_config_refused,
         loading=service.progress,
+        grammars=grammars,
         requests=published.requests if published is not None else (),
         finished=published.finished if published is not None else (),
     )

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
 from sluice_engine.counters import CountersCopy, HistogramCopy
+from sluice_engine.grammars import Grammars
 from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity
 from sluice_engine.publication import LoadedEngine, Publication
@@ -57,6 +58,27 @@ class EngineCollector(Collector):
             if service.publication.host is not None:
                 yield from _swap(service.publication.host)
             yield from _counted(service.publication.counters)
+
+
+class GrammarCollector(Collector):
+    """Grammars of structured output."""
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+
+    def collect(self) -> Iterator[Metric]:
+        """All of its series."""
+        state = self._grammars.state()
+        yield _gauge("grammar_waiting_requests", "Requests that wait for their grammar.", len(state.waiting))
+        grammars = CounterMetricFamily(
+            "sluice_engine_grammars", "Grammars asked for, by result (found, compiled, refused).", labels=["result"]
+        )
+        for result, count in (
+            ("found", state.found_total), ("compiled", state.compiled_total), ("refused", state.refused_total)
+        ):  # fmt: skip
+            grammars.add_metric([result], count)
+        yield grammars
+        yield _counter("grammar_compile_seconds", "CPU time of compiling grammars.", state.compile_us_total / 1e6)
 
 
 def register(

@@ -1,8 +1,9 @@
 """Draws the next token of each sampling row from its logits.
 
-Owns the order of the filters and the randomness; knows no model. The order is: penalties, bias, what may not come yet,
-temperature, min_p, top_k, top_p (over what the others left), draw. Frequency and presence penalties count output
-tokens, the repetition penalty prompt and output. A row without randomness takes the likeliest after the first three.
+Owns the order of the filters and the randomness; knows no model. The order is: penalties, bias, what a grammar or
+`min_tokens` does not let come, temperature, min_p, top_k, top_p (over what the others left), draw. Frequency and
+presence penalties count output tokens, the repetition penalty prompt and output. A row without randomness takes the
+likeliest token after the first three.
 
 Log probabilities that are reported are the model's own: of the raw logits, before any of this.
 
@@ -21,10 +22,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sluice_engine.core.constraint import ConstraintBroken
 from sluice_engine.core.plan import Logprob, ScheduledRequest
 from sluice_engine.core.request import Request
 
@@ -89,12 +92,16 @@ class Sampler:
         # Before the rows are changed in place.
         raw = logits[reported].log_softmax(-1) if reported else None
 
+        broken: dict[int, str] = {}
         for row, entry in enumerate(entries):
             if entry.request.sampling.adjusted and finite[row]:
                 self._adjust(logits[row], entry)
                 # Penalties divide and subtract: what they make of a row is checked as the model's own rows are.
                 finite[row] = bool(logits[row].sum().isfinite())
-                _ban(logits[row], entry)
+                try:
+                    _limit(logits[row], entry)
+                except ConstraintBroken as error:
+                    broken[row] = str(error)
         chosen = logits.argmax(-1)
         drawn = [i for i, entry in enumerate(entries) if not entry.request.sampling.greedy and finite[i]]
         if drawn:
@@ -102,6 +109,8 @@ class Sampler:
             rows = logits if whole else logits[drawn]
             chosen[drawn] = _draw(rows, [entries[i] for i in drawn])
         samples = _checked(chosen, finite, logits.shape[-1])
+        samples.errors.update((row, error) for row, error in broken.items() if row not in samples.errors)
+        _follow(samples, entries)
         if raw is not None:
             wanted = [entries[row].request.sampling.top_logprobs for row in reported]
             told = _logprobs(raw, [samples.token_ids[row] for row in reported], wanted)
@@ -174,11 +183,37 @@ def _checked(chosen: Tensor, finite: list[bool], vocab_size: int) -> Samples:
     return Samples(token_ids, {}, errors)
 
 
-def _ban(row: Tensor, entry: ScheduledRequest) -> None:
-    """Take away, in place, what would end a request that must go on."""
-    sampling = entry.request.sampling
-    if entry.start + entry.num_tokens - entry.request.num_prompt < sampling.min_tokens:
-        row[list(sampling.stop_token_ids)] = -math.inf
+def _limit(row: Tensor, entry: ScheduledRequest) -> None:
+    """Take away, in place, what may not come: what no grammar has here, and what would end a request too early.
+
+    Raises:
+        ConstraintBroken: of its grammar.
+    """
+    request, sampling = entry.request, entry.request.sampling
+    position = entry.start + entry.num_tokens - request.num_prompt
+    if request.constraint is not None:
+        mask = np.frombuffer(request.constraint.mask(position, request.tokens[request.num_prompt :]), dtype=np.uint8)
+        allowed = torch.zeros(len(row), dtype=torch.bool)
+        bits = torch.from_numpy(np.unpackbits(mask, count=min(len(row), 8 * len(mask)), bitorder="little"))
+        allowed[: len(bits)] = bits.bool()
+        row.masked_fill_(~allowed.to(row.device), -math.inf)
+    if sampling.stop_token_ids and position < sampling.min_tokens:
+        ends = list(sampling.stop_token_ids)
+        held = row[ends]
+        row[ends] = -math.inf
+        if request.constraint is not None and not bool(row.isfinite().any()):
+            row[ends] = held  # a grammar that has come to its end has the last word
+
+
+def _follow(samples: Samples, entries: Sequence[ScheduledRequest]) -> None:
+    """Tell grammars what was taken."""
+    for row, entry in enumerate(entries):
+        constraint = entry.request.constraint
+        if constraint is not None and row not in samples.errors:
+            try:
+                constraint.took(samples.token_ids[row])
+            except ConstraintBroken as error:
+                samples.token_ids[row], samples.errors[row] = 0, str(error)
 
 
 def _logprobs(raw: Tensor, token_ids: list[int], wanted: list[int]) -> list[Logprob]:

@@ -23,6 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from sluice_engine.answer import Answer
 from sluice_engine.codec import encode
+from sluice_engine.core.request import Request
 from sluice_engine.core.terms import InvalidTerms, Terms
 from sluice_engine.core.terms import parse as parse_terms
 from sluice_engine.errors import (
@@ -33,13 +34,16 @@ from sluice_engine.errors import (
     NotFound,
     RequestError,
 )
+from sluice_engine.grammars import Grammars
 from sluice_engine.intake import Prompt, chat_prompt, chat_prompts, check_token_ids, completion_prompts, requests_of
 from sluice_engine.live_file import LiveFile
 from sluice_engine.live_state import Identity, engine_state, step_table
+from sluice_engine.metrics import GrammarCollector
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import Reply, ReplyHead
+from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.service import EngineService
@@ -88,6 +92,8 @@ class EngineServer:
         self._live_file = live_file
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._created_s = sources.wall_clock_s()
+        self._grammars = Grammars(service.clock)
+        registry.register(GrammarCollector(self._grammars))
 
     def app(self) -> web.Application:
         """The application; run it with handler_cancellation, or a client that leaves is not noticed."""
@@ -158,6 +164,7 @@ class EngineServer:
             arrival_us=arrival_us,
             draw_seed=self._sources.draw_seed,
         )
+        await self._constrain(requests, generation.structure, engine)
         answer = Answer(requests, engine.tokenizer, generation, prompts)
         with self._service.submit(requests) as stream:
             if generation.stream:
@@ -171,6 +178,23 @@ class EngineServer:
                 return response
             body = await answer.whole(stream, reply)
         return _json(body, request_id)
+
+    async def _constrain(self, requests: Sequence[Request], structure: Structure | None, engine: LoadedEngine) -> None:
+        """Wait for the grammar that the answers have to follow, in a queue of its own."""
+        if structure is None:
+            return
+        first = requests[0]
+        bounds = [bound for bound in (first.first_token_deadline_us, first.finish_deadline_us) if bound is not None]
+        constraints = await self._grammars.constraints(
+            structure,
+            engine.tokenizer,
+            engine.vocab_size,
+            request_id=first.gate_id,
+            count=len(requests),
+            until_us=min(bounds, default=None),
+        )
+        for request, constraint in zip(requests, constraints, strict=True):
+            request.constraint = constraint
 
     def _head(self, reply_id: str, generation: Generation) -> ReplyHead:
         return ReplyHead(
@@ -266,7 +290,8 @@ class EngineServer:
 
     async def state(self, _http: web.Request) -> web.StreamResponse:
         """`/state`: `EngineState`, also while a step or the start runs."""
-        return _json(encode(engine_state(self._service, self._identity, self._live_file.problem)))
+        grammars = self._grammars.state()
+        return _json(encode(engine_state(self._service, self._identity, self._live_file.problem, grammars)))
 
     async def step_table(self, _: web.Request) -> web.StreamResponse:
         """`/step-table`: what steps cost here, as learned by now."""
@@ -290,6 +315,7 @@ class EngineServer:
 
     async def _cleanup(self, _app: web.Application) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
 
 
 def _terms(http: web.Request) -> Terms:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from sluice_engine.core.constraint import Constraint
 from sluice_engine.core.fit import peak_tokens
 
 # Sampling treats every value below this as greedy: dividing logits by less overflows float32.
@@ -71,6 +72,8 @@ class SamplingParams:
     """Output tokens before which nothing ends it."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token ids, and what is added to their logits."""
+    constrained: bool = False
+    """Whether the request's constraint says which tokens may come."""
 
     @property
     def penalised(self) -> bool:
@@ -80,7 +83,8 @@ class SamplingParams:
     @property
     def adjusted(self) -> bool:
         """Whether the model's logits are changed before a token is taken from them."""
-        return self.penalised or bool(self.logit_bias) or (self.min_tokens > 0 and bool(self.stop_token_ids))
+        unready = self.min_tokens > 0 and bool(self.stop_token_ids)
+        return self.penalised or self.constrained or bool(self.logit_bias) or unready
 
     @property
     def plain(self) -> bool:
@@ -89,8 +93,8 @@ class SamplingParams:
 
     @property
     def can_draft(self) -> bool:
-        """Whether guesses at its tokens may be computed: penalties would count guesses that are no tokens yet."""
-        return not self.penalised
+        """Whether guesses at its tokens may be computed: penalties and grammars would count guesses that are lost."""
+        return not self.penalised and not self.constrained
 
     @property
     def greedy(self) -> bool:
@@ -138,6 +142,8 @@ class Request:
     """Weights beside the model's own that it runs with; empty: none."""
     media: tuple[Media, ...] = ()
     """By position."""
+    constraint: Constraint | None = None
+    """What its tokens are limited by; whoever samples owns it."""
     leader: Request | None = None
     """The first choice of the same prompt: what that one computes of it, this one shares."""
 

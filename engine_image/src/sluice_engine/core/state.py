@@ -153,6 +153,32 @@ class FinishedState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarWait:
+    """A request that waits for its grammar: it is in no queue of the scheduler yet, and delays nobody there."""
+
+    id: str
+    """The gate's request id."""
+    waited_us: int
+    compiling: bool
+    """Whether its grammar is being compiled; else others are before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarState:
+    """Grammars of structured output."""
+
+    waiting: tuple[GrammarWait, ...] = ()
+    kept: int = 0
+    """Those that are known, and need no compiling."""
+    found_total: int = 0
+    """Requests whose grammar was known."""
+    compiled_total: int = 0
+    refused_total: int = 0
+    """Grammars that did not compile."""
+    compile_us_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """The whole document."""
 
@@ -199,6 +225,8 @@ class EngineState:
     live_config_refused: str = ""
     """Why the one that lies there now is not obeyed; empty where it is."""
     loading: LoadingProgress | None = None
+    grammars: GrammarState | None = None
+    """None of an engine that knows no grammars."""
     requests: tuple[RequestState, ...] = ()
     finished: tuple[FinishedState, ...] = ()
 

@@ -30,7 +30,6 @@ _INERT = {
     "functions": Inert(list, lambda value: not value),
     "tool_choice": Inert(str, lambda value: value in {"none", "auto"}),
     "function_call": Inert(str, lambda value: value in {"none", "auto"}),
-    "response_format": Inert(dict, lambda value: value == {"type": "text"}),
     "modalities": Inert(list, lambda value: value == ["text"]),
 }
 _UNSUPPORTED = frozenset({"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"})

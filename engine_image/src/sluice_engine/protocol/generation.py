@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from sluice_engine.core.request import SamplingParams
 from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, shown
+from sluice_engine.protocol.structure import Structure, parse_structure
 
 # OpenAI allows 4 stop strings, and n up to 128; each choice holds KV from its first token on, so fewer.
 MAX_STOP_STRINGS = 4
@@ -54,6 +55,8 @@ class Generation:
     """Whether its caller puts it behind its own other requests."""
     logprobs: bool = False
     top_logprobs: int = 0
+    structure: Structure | None = None
+    """What each answer must look like."""
     service_tier: ServiceTier | None = None
     """The one that was asked for; None where none was."""
     stream: bool = False
@@ -77,6 +80,7 @@ class Generation:
             stop_token_ids=frozenset(self.stop_token_ids) | (frozenset() if self.ignore_eos else eos_ids),
             min_tokens=self.min_tokens,
             logit_bias=self.logit_bias,
+            constrained=self.structure is not None,
         )
 
     @property
@@ -102,6 +106,9 @@ def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Ge
         InvalidRequest: a type or a bound is broken, or a value is not supported.
     """
     fields.accept_inert(SHARED_INERT)
+    structure, ignore_eos = parse_structure(fields), fields.flag("ignore_eos")
+    if structure is not None and ignore_eos:
+        fields.refuse("ignore_eos", f"is not allowed beside {structure.param}: its end is the answer's end")
     max_tokens, param = _max_tokens(fields)
     stream = fields.flag("stream")
     top_k = fields.integer("top_k", -1, MAX_TOKENS_BOUND)
@@ -119,13 +126,14 @@ def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Ge
         n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
         stop_token_ids=fields.token_ids("stop_token_ids", MAX_STOP_TOKENS) or (),
-        ignore_eos=fields.flag("ignore_eos"),
+        ignore_eos=ignore_eos,
         min_tokens=_min_tokens(fields, max_tokens, param),
         logit_bias=_logit_bias(fields),
         # As with vLLM, lower is sooner and 0 the usual; a caller orders its own requests, and never leaves its class.
         behind=(fields.integer("priority", -MAX_PRIORITY, MAX_PRIORITY) or 0) > 0,
         logprobs=logprobs,
         top_logprobs=top_logprobs,
+        structure=structure,
         service_tier=_service_tier(fields),
         stream=stream,
         include_usage=_include_usage(fields, stream=stream),
