@@ -18,6 +18,7 @@ Enforcement = Literal["Enforce", "Observe"]
 Switch = Literal["Enabled", "Disabled"]
 Policy = Literal["FirstComeFirstServed", "ShortestJobFirst", "Priority", "EarliestDeadline", "WeightedFair"]
 FairnessUnit = Literal["Starts", "Tokens", "DeviceTime", "KVByteSeconds"]
+Quantization = Literal["Auto", "None", "Int8", "Int4"]
 Resume = Literal["Auto", "Recompute", "Swap"]
 SpeculationMethod = Literal["Disabled", "PromptLookup"]
 VictimPolicy = Literal["Last", "LeastComputed", "MostBlocksPerMillisecond", "LowestPriority", "MostSlack"]
@@ -78,6 +79,9 @@ class ModelConfig:
     served_name: str
     data_type: DataType = "Auto"
     """Auto: bfloat16 where the hardware computes in it, else float32."""
+    quantization: Quantization = "Auto"
+    """How a CPU holds the layers' matrices and the head's. Auto: a GGUF file's own blocks where they can be multiplied
+    with; None: in the data type alone; Int8, Int4: rounded to blocks of 32 weights of so many bits."""
     max_length_tokens: int | None = None
     """Longest prompt + output; None: the model's own."""
 

@@ -28,6 +28,7 @@ from sluice_engine.errors import InvalidConfig, ModelUnavailable
 from sluice_engine.inputs import StepBuilder
 from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
 from sluice_engine.model import Model
+from sluice_engine.quantization import check as check_quantization
 from sluice_engine.sampler import Sampler, Samples
 from sluice_engine.sources import resolve
 from sluice_engine.synthetic import Pool, first_plan, synthetic_plan
@@ -80,10 +81,19 @@ class TorchRunner:
         architecture = tensors.architecture
         max_length = _max_length(config.model.max_length_tokens, architecture)
         kernels = _kernels(architecture, dtype, device)
+        quantization = config.model.quantization
+        check_quantization(quantization, architecture, device)
         _check_memory(path, architecture, dtype, free_memory_bytes(device))
         try:
             with torch.inference_mode():
-                weights = load(tensors, dtype, device, progress, keep_blocks=isinstance(kernels, Kernels))
+                weights = load(
+                    tensors,
+                    dtype,
+                    device,
+                    progress,
+                    keep_blocks=isinstance(kernels, Kernels),
+                    quantization=quantization,
+                )
                 model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
                 num_host_blocks = _num_host_blocks(config.cache, architecture, dtype)
                 free_bytes = free_memory_bytes(device)
@@ -94,6 +104,8 @@ class TorchRunner:
                 cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
                 description = f"{_digest(path, tensors)}, {describe(device, dtype)}"
                 path_taken = f"own kernels, {kernels.level}" if isinstance(kernels, Kernels) else "torch alone"
+                if quantization != "Auto":
+                    path_taken += f", weights {quantization}"
                 return cls(model, cache, max_length, f"{description}, {path_taken}", num_host_blocks=num_host_blocks)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error

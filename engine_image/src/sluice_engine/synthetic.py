@@ -31,6 +31,17 @@ def first_plan(tokens: list[int], block_tokens: int) -> StepPlan:
     return StepPlan(0, _decodes(0), NO_POSITIONS, (chunk,), len(tokens), 0, table_changes=(table,))
 
 
+def piece_plan(tokens: list[int], start: int, end: int, block_tokens: int) -> StepPlan:
+    """Tokens [start, end) of one text, each in a row of its own that samples: what is likely after every one of them.
+
+    All rows share the text's blocks, the pool's first; tokens before `start` lie there from the plans before.
+    """
+    blocks = tuple(range(blocks_for(len(tokens), block_tokens)))
+    chunks = tuple(_chunk(tokens[: at + 1], slot=at - start, start=at) for at in range(start, end))
+    tables = tuple(TableChange(chunk.slot, 0, blocks) for chunk in chunks)
+    return StepPlan(0, _decodes(0), NO_POSITIONS, chunks, len(chunks), 0, table_changes=tables)
+
+
 def synthetic_plan(
     pool: Pool, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int
 ) -> StepPlan:

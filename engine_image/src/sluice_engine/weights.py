@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from sluice_engine.architecture import Architecture
+from sluice_engine.config import Quantization
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import ROWS_STEP, Blocks
+from sluice_engine.quantization import KINDS, rounded
 from sluice_engine.tensor_shapes import check_shapes, expected_shapes
 from sluice_engine.weights_gguf import GGUFTensors, in_rotary_pairs
 from sluice_engine.weights_safetensors import SafetensorsTensors
@@ -124,8 +126,11 @@ def load(
     progress: Callable[[LoadingProgress], None],
     *,
     keep_blocks: bool = False,
+    quantization: Quantization = "Auto",
 ) -> Weights:
-    """Everything, layers as they are asked for; with `keep_blocks`, the file's own blocks as well, for kernels.
+    """Everything, layers as they are asked for; with `keep_blocks`, blocks as well, for kernels.
+
+    `quantization` says which: the file's own, none, or those that matrices are rounded to, also where none are kept.
 
     Raises:
         ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, is not known, or
@@ -147,66 +152,84 @@ def load(
         progress(LoadingProgress(stage="weights", bytes_done=done, bytes_total=total))
         return values
 
-    def layer(index: int) -> LayerWeights:
-        prefix = f"model.layers.{index}."
-        blocks = _layer_blocks(tensors, prefix) if keep_blocks else LayerBlocks()
-        return _layer(architecture, prefix, read, dtype, blocks)
+    def matrix(*names: str, head_dim: int | None = None) -> tuple[Tensor, Blocks | None]:
+        """Rows of several tensors below each other; q and k, which come with a head dimension, in rotary pairs."""
+        values = torch.cat([_turned(read(name), name, head_dim) for name in names])
+        if quantization in KINDS:
+            values, blocks = rounded(values, KINDS[quantization])
+            return values, blocks if keep_blocks else None
+        return values, _merged(tensors, *names) if keep_blocks and quantization == "Auto" else None
 
-    embedding = read("model.embed_tokens.weight").to(dtype)
-    head_name = "model.embed_tokens.weight" if architecture.tied_head else "lm_head.weight"
+    embedding = read("model.embed_tokens.weight")
+    head = head_blocks = None
+    if not architecture.tied_head:
+        head, head_blocks = matrix("lm_head.weight")
+    elif quantization in KINDS:
+        head, head_blocks = rounded(embedding, KINDS[quantization])
+        head_blocks = head_blocks if keep_blocks else None
+    elif keep_blocks and quantization == "Auto":
+        head_blocks = _merged(tensors, "model.embed_tokens.weight")
+    embedding = embedding.to(dtype)
     return Weights(
         architecture=architecture,
         embedding=embedding,
-        layers=(layer(index) for index in range(architecture.num_layers)),
+        layers=(
+            _layer(architecture, f"model.layers.{index}.", read, matrix, dtype)
+            for index in range(architecture.num_layers)
+        ),
         final_norm=read("model.norm.weight").to(dtype),
-        head=embedding if architecture.tied_head else read("lm_head.weight").to(dtype),
-        head_blocks=_merged(tensors, head_name) if keep_blocks else None,
+        head=embedding if head is None else head.to(dtype),
+        head_blocks=head_blocks,
     )
 
 
 def _layer(
-    architecture: Architecture, prefix: str, read: Callable[[str], Tensor], dtype: torch.dtype, blocks: LayerBlocks
+    architecture: Architecture,
+    prefix: str,
+    read: Callable[[str], Tensor],
+    matrix: Callable[..., tuple[Tensor, Blocks | None]],
+    dtype: torch.dtype,
 ) -> LayerWeights:
     """One layer, put together in float32 before it is rounded to its type."""
+    head_dim = architecture.head_dim
 
     def of(name: str, part: str = "weight") -> Tensor:
-        values = read(f"{prefix}{name}.{part}")
-        turned = name.endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
-        return in_rotary_pairs(values, architecture.head_dim) if turned else values
+        return _turned(read(f"{prefix}{name}.{part}"), name, head_dim)
+
+    def weights(*names: str) -> tuple[Tensor, Blocks | None]:
+        return matrix(*(f"{prefix}{name}.weight" for name in names), head_dim=head_dim)
 
     def biases(present: bool, *names: str) -> Tensor | None:  # noqa: FBT001
         return torch.cat([of(name, "bias") for name in names]).to(dtype) if present else None
 
-    q_k_v, gate_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
+    q_k_v, gate_and_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
     qkv_norm, gate_up_norm = of("input_layernorm"), of("post_attention_layernorm")
+    qkv, qkv_blocks = weights(*q_k_v)
+    attention_out, attention_out_blocks = weights("self_attn.o_proj")
+    gate_up, gate_up_blocks = weights(*gate_and_up)
+    down, down_blocks = weights("mlp.down_proj")
+    norms = [of(f"self_attn.{name}_norm") for name in "qk"] if architecture.qk_norm else None
     return LayerWeights(
-        qkv=torch.cat([of(name) for name in q_k_v]).mul_(qkv_norm).to(dtype),
-        attention_out=of("self_attn.o_proj").to(dtype),
-        gate_up=torch.cat([of(name) for name in gate_up]).mul_(gate_up_norm).to(dtype),
-        down=of("mlp.down_proj").to(dtype),
+        qkv=qkv.mul_(qkv_norm).to(dtype),
+        attention_out=attention_out.to(dtype),
+        gate_up=gate_up.mul_(gate_up_norm).to(dtype),
+        down=down.to(dtype),
         qkv_norm=qkv_norm.to(dtype),
         gate_up_norm=gate_up_norm.to(dtype),
-        blocks=blocks,
+        blocks=LayerBlocks(qkv_blocks, attention_out_blocks, gate_up_blocks, down_blocks),
         qkv_bias=biases(architecture.qkv_bias, *q_k_v),
         attention_out_bias=biases(architecture.output_bias, "self_attn.o_proj"),
-        gate_up_bias=biases(architecture.mlp_bias, *gate_up),
+        gate_up_bias=biases(architecture.mlp_bias, *gate_and_up),
         down_bias=biases(architecture.mlp_bias, "mlp.down_proj"),
-        qk_norm=torch.stack([of(f"self_attn.{name}_norm") for name in "qk"]).to(dtype)
-        if architecture.qk_norm
-        else None,
+        qk_norm=torch.stack(norms).to(dtype) if norms is not None else None,
     )
 
 
-def _layer_blocks(tensors: Tensors, prefix: str) -> LayerBlocks:
-    def of(*names: str) -> Blocks | None:
-        return _merged(tensors, *(f"{prefix}{name}.weight" for name in names))
-
-    return LayerBlocks(
-        qkv=of("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        attention_out=of("self_attn.o_proj"),
-        gate_up=of("mlp.gate_proj", "mlp.up_proj"),
-        down=of("mlp.down_proj"),
-    )
+def _turned(values: Tensor, name: str, head_dim: int | None) -> Tensor:
+    """Rows of q and k, their biases and norms in rotary pairs; others as they are."""
+    stem = name.removesuffix(".weight")
+    turned = head_dim is not None and stem.endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
+    return in_rotary_pairs(values, head_dim) if turned and head_dim is not None else values
 
 
 def _merged(tensors: Tensors, *names: str) -> Blocks | None:

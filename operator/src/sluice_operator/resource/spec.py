@@ -135,6 +135,7 @@ def _parse(body: Json) -> ServiceSpec:
             source=parse_source(model["source"]),
             served_name=model.get("servedName", metadata["name"]),
             data_type=model["dataType"],
+            quantization=model["quantization"],
             max_length_tokens=model.get("maxLengthTokens"),
         ),
         hub=parse_access(model["source"]),

@@ -24,11 +24,8 @@ _OWN_VICTIM = {"FirstComeFirstServed": "Last", "Priority": "LowestPriority"}
 
 def refused(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
     """The fields that neither vLLM nor SGLang can honour; `engine` is its name for people."""
-    scheduling, source = spec.scheduling, spec.model.source
-    if source.demo is not None:
-        yield "spec.model.source.demo", f"is in Sluice's own image alone: name {engine}'s model by another source"
-    if source.hub is not None and source.hub.file:
-        yield "spec.model.source.huggingFace.file", f"{engine} is given whole repositories: leave it out"
+    yield from _model(spec, engine)
+    scheduling = spec.scheduling
     if scheduling.policy not in _OWN_VICTIM:
         problem = f"{engine} has no policy {scheduling.policy}: choose FirstComeFirstServed or Priority"
         yield "spec.scheduling.policy", problem
@@ -54,6 +51,17 @@ def _refused_guesses(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
     if spec.scheduling.speculation.method != "Disabled":
         problem = f"only Sluice's own engine is told to guess: leave it out for {engine}"
         yield "spec.scheduling.speculation.method", problem
+
+
+def _model(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
+    source = spec.model.source
+    if source.demo is not None:
+        yield "spec.model.source.demo", f"is in Sluice's own image alone: name {engine}'s model by another source"
+    if source.hub is not None and source.hub.file:
+        yield "spec.model.source.huggingFace.file", f"{engine} is given whole repositories: leave it out"
+    if spec.model.quantization != "Auto":
+        problem = f"{engine} reads how a checkpoint is quantised from its files: leave it out"
+        yield "spec.model.quantization", problem
 
 
 def block_tokens(spec: ServiceSpec) -> int | None:
