@@ -72,7 +72,7 @@ def engine() -> Iterator[EngineProcess]:
 async def gate(engine: EngineProcess, tmp_path: Path) -> AsyncIterator[RunningGate]:
     """A gate of this test's own; at its end nothing is left in either program."""
     async with running_gate(engine, tmp_path, live=PATIENT, ready=False) as running:
-        await until(lambda: running.gate.not_ready() is None, within_s=60)
+        await until(lambda: running.gate.not_ready() is None, within_s=240)
         yield running
         await nothing_left(running)
 

@@ -64,6 +64,33 @@ def test_a_template_that_takes_too_long_is_stopped() -> None:
     assert next(ticks) < 10
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", id="silent loops"),
+        pytest.param("{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(50) }}",
+                     id="a macro that calls itself twice"),
+        pytest.param("{{ 9 ** 999999999 }}", id="a power"),
+        pytest.param("{{ ['a'] * 10 ** 12 }}", id="a long list"),
+        pytest.param("{% set ns = namespace(x='ab') %}{% for i in range(99) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+                     id="doubling"),
+    ],
+)  # fmt: skip
+def test_a_template_that_says_nothing_and_goes_on_is_stopped(source: str) -> None:
+    ticks = itertools.count()
+    template = ChatTemplate(source, {})
+
+    with pytest.raises(InvalidRequest, match="beyond all bounds"):
+        template.render(MESSAGES, clock=lambda: next(ticks) / 100)
+
+
+def test_a_loop_over_all_messages_is_no_bomb() -> None:
+    source = (
+        "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}{{ m.content * 2 }}{% else %}-{% endfor %}"
+    )
+    assert render(source, [{"role": "user", "content": "a"}] * 3) == "<s>aaaaaa"
+
+
 def test_a_broken_template_is_a_broken_model() -> None:
     with pytest.raises(ModelUnavailable, match="does not compile") as caught:
         ChatTemplate("{% for %}", {})

@@ -1,7 +1,8 @@
 """A model's chat template: messages in, prompt text out.
 
-Templates come with the model and are programs in Jinja, so they run in a sandbox without attribute writes. The names
-that templates expect (`raise_exception`, `strftime_now`, `tojson`, the `generation` tag) are those of Hugging Face.
+Templates come with the model and are programs in Jinja, so they run in a sandbox without attribute writes, and within
+bounds of time and size: each turn of a loop and each call of a macro looks at the clock. The names that templates
+expect (`raise_exception`, `strftime_now`, `tojson`, the `generation` tag) are those of Hugging Face.
 """
 
 from __future__ import annotations
@@ -9,20 +10,56 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice_engine.errors import InvalidRequest, ModelUnavailable
 
 # A prompt longer than this fits no model served here: 4 bytes a token make 16 million tokens.
 MAX_PROMPT_CHARACTERS = 64 * 2**20
+# Of a number: Python's own power of two large ones takes for ever, and holds all other threads meanwhile.
+MAX_EXPONENT = 64
 # Linear in the messages, a template ends within milliseconds; the rest is a template that multiplies its input.
 MAX_RENDER_S = 5.0
+_TICK = "_sluice_tick"
+
+
+class _BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose programs come to an end: `_TICK` is called in every turn of a loop and in every macro."""
+
+    intercepted_binops = frozenset(("+", "*", "**"))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for node in template.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock)
+            call = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno).set_environment(self))
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401  # any values
+        """As the sandbox does, but for sums, products and powers beyond all bounds."""
+        if operator == "**" and not abs(right) <= MAX_EXPONENT:
+            raise _TooMuch
+        if operator == "*" and (size := _repeated(left, right) or _repeated(right, left)) > MAX_PROMPT_CHARACTERS:
+            raise _TooMuch(size)
+        if operator == "+" and isinstance(left, str | list) and len(left) > MAX_PROMPT_CHARACTERS:
+            raise _TooMuch
+        return super().call_binop(context, operator, left, right)
+
+
+def _repeated(value: object, times: object) -> int:
+    return len(value) * times if isinstance(value, str | list | tuple) and isinstance(times, int) else 0
+
+
+class _TooMuch(Exception):
+    """A template goes on beyond all bounds."""
 
 
 class ChatTemplate:
@@ -40,7 +77,7 @@ class ChatTemplate:
         Raises:
             ModelUnavailable: the template is not Jinja.
         """
-        environment = ImmutableSandboxedEnvironment(
+        environment = _BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
@@ -55,7 +92,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, object]], *, clock: Callable[[], float]) -> str:
         """The prompt text that ends where the assistant's turn begins. `clock` counts seconds.
 
-        The sandbox caps `range`; size and time are checked at each piece of output.
+        The sandbox caps `range`; size and time are checked at each piece of output, and time in each turn of a loop.
 
         Raises:
             InvalidRequest: the template refuses these messages, or they make too much of it.
@@ -63,7 +100,13 @@ class ChatTemplate:
         deadline = clock() + MAX_RENDER_S
         pieces: list[str] = []
         size = 0
-        context = {**self._special_tokens, "messages": list(messages), "tools": None, "documents": None}
+
+        def tick() -> str:
+            if clock() > deadline:
+                raise _TooMuch
+            return ""
+
+        context = {**self._special_tokens, "messages": list(messages), "tools": None, "documents": None, _TICK: tick}
         try:
             for piece in self._template.generate(**context, add_generation_prompt=True):
                 pieces.append(piece)
@@ -72,6 +115,8 @@ class ChatTemplate:
                     break
             else:
                 return "".join(pieces)
+        except _TooMuch:
+            pass
         except Exception as error:  # a template is a program: whatever it raises, these messages caused it
             raise _refused(str(error) or type(error).__name__) from error
         raise _refused("they make a prompt beyond all bounds")

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import TypeVar
 
 from aiohttp import web
@@ -42,6 +43,7 @@ from sluice_engine.metrics import GrammarCollector
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
 from sluice_engine.protocol.generation import Generation
+from sluice_engine.protocol.openapi import document
 from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
@@ -105,6 +107,7 @@ class EngineServer:
                 web.post("/tokenize", self.tokenize),
                 web.post("/detokenize", self.detokenize),
                 web.get("/v1/models", self.models),
+                web.get("/openapi.json", self.openapi),
                 web.get("/v1/models/{name:.+}", self.model),
                 web.get("/health", self.health),
                 web.get("/metrics", self.metrics),
@@ -276,6 +279,10 @@ class EngineServer:
             "owned_by": "sluice",
             "max_model_len": engine.max_length_tokens,
         }
+
+    async def openapi(self, _http: web.Request) -> web.StreamResponse:
+        """`/openapi.json`: the API as a document."""
+        return _json(document(self._identity.served_name, version("sluice-engine")))
 
     async def health(self, _http: web.Request) -> web.StreamResponse:
         """`/health`: 200 when requests are taken."""

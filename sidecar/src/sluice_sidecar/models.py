@@ -1,4 +1,4 @@
-"""`/v1/models`: the engine's own answer, and nothing else of the engine, however a path is written.
+"""`/v1/models` and `/openapi.json`: the engine's own answers, and nothing else of it, however a path is written.
 
 Must not know admission.
 """
@@ -16,12 +16,13 @@ from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
 from sluice_sidecar.web.listener import SERVER, answer
 
 MODELS = "/v1/models"
+OPENAPI = "/openapi.json"
 _TIMEOUT_S = 5.0
 
 
-def is_models(path: str) -> bool:
-    """Whether a path is the list of models, or one of them."""
-    return path == MODELS or path.startswith(f"{MODELS}/")
+def is_page(path: str) -> bool:
+    """Whether a path is the list of models, one of them, or the API's own description."""
+    return path in {MODELS, OPENAPI} or path.startswith(f"{MODELS}/")
 
 
 async def models(engine: EngineLink, path: str) -> web.Response:
@@ -38,5 +39,7 @@ async def models(engine: EngineLink, path: str) -> web.Response:
 
 def engine_path(path: str) -> str:
     """The engine's path for it: whatever a client wrote behind `/v1/models/` is one name, and no way elsewhere."""
+    if path == OPENAPI:
+        return OPENAPI
     name = path.removeprefix(MODELS).removeprefix("/")
     return f"{MODELS}/{quote(name, safe='')}" if path.startswith(f"{MODELS}/") else MODELS

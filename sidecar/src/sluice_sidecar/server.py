@@ -26,7 +26,7 @@ from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused, shown
 from sluice_sidecar.estimates.estimate import Route
 from sluice_sidecar.hot_files import HotFiles
-from sluice_sidecar.models import MODELS, is_models, models
+from sluice_sidecar.models import MODELS, OPENAPI, is_page, models
 from sluice_sidecar.proxy import Proxy
 from sluice_sidecar.reception import Reception
 from sluice_sidecar.telemetry.measure import StreamTimes
@@ -141,7 +141,7 @@ class Gate:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         serve, methods = self._route_of(request.path)
         if serve is None:
-            return answer(unknown_route(request.path, (*_ROUTES, MODELS, *tokenizing.PATHS)))
+            return answer(unknown_route(request.path, (*_ROUTES, MODELS, *tokenizing.PATHS, OPENAPI)))
         if request.method not in methods:
             return _not_allowed(request, ", ".join(methods))
         return await serve(request)
@@ -153,7 +153,7 @@ class Gate:
             return lambda request: self._generate(request, route), ("POST",)
         if path in tokenizing.PATHS:
             return self._tokenize, ("POST",)
-        if is_models(path):
+        if is_page(path):
             return self._models, _READ
         return (self._probe, _READ) if path in {"/livez", "/readyz"} else (None, ())
 

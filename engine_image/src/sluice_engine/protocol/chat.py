@@ -18,6 +18,7 @@ from sluice_engine.protocol.reply import (
     Usage,
 )
 
+MAX_TOP_LOGPROBS = 20
 # A model knows three roles; "developer" is OpenAI's newer word for its system message.
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
@@ -129,7 +130,7 @@ def _part(message: Fields, name: str, item: object) -> str:
 
 def _logprobs(fields: Fields) -> tuple[bool, int]:
     wanted = fields.flag("logprobs")
-    top = fields.integer("top_logprobs", 0, 20)
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
     if top is not None and not wanted:
         fields.refuse("top_logprobs", "is allowed only when logprobs is true")
     return wanted, top or 0
