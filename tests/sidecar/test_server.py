@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -392,6 +393,17 @@ async def test_the_body_reaches_the_engine_byte_for_byte(gate: RunningGate, engi
     body = b'{ "messages":[{"role":"user","content":"h\\u00e9"}],\n "unknown":1e2, "max_tokens":4 }'
 
     async with gate.client.post(f"{gate.url}/v1/chat/completions", data=body) as response:
+        assert response.status == 200
+
+    assert engine.bodies == [body]
+
+
+async def test_a_long_body_reaches_the_engine_in_parts_and_byte_for_byte(
+    gate: RunningGate, engine: ScriptedEngine
+) -> None:
+    body = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":4' + b" " * (3 * 2**20) + b"}"
+
+    async with gate.client.post(f"{gate.url}/v1/chat/completions", data=io.BytesIO(body)) as response:
         assert response.status == 200
 
     assert engine.bodies == [body]

@@ -6,6 +6,7 @@ Owns the connections. Must not know what is asked.
 from __future__ import annotations
 
 import asyncio
+import io
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ CONNECT_TIMEOUT_S = 2.0
 _READ_BUFFER_BYTES: Final = 32 * 1024
 # Headers and a body of this size go to the kernel, or into the transport's buffer, in one call.
 _WRITTEN_AT_ONCE_BYTES = 32 * 1024
+# From here on the library writes a body in parts, between which tokens pass; of bytes alone it warns instead.
+_WRITTEN_IN_PARTS_BYTES = 2**20
 # A peer that says nothing is asked after half a minute, and is gone half a minute later.
 _PROBES = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 # Behind a Unix socket a host is a name without meaning: the socket is the address.
@@ -88,8 +91,9 @@ class EngineConnection:
         for last in (False, True):
             tracker = aiohttp.UploadTracker()
             try:
+                data = io.BytesIO(body) if body is not None and len(body) > _WRITTEN_IN_PARTS_BYTES else body
                 return await self._session.request(
-                    method, url, headers=headers, data=body, allow_redirects=False, upload_tracker=tracker
+                    method, url, headers=headers, data=data, allow_redirects=False, upload_tracker=tracker
                 )
             except aiohttp.ClientConnectorError as error:
                 raise EngineUnreachable(str(error), refused=True) from error
