@@ -821,3 +821,23 @@ async def test_a_roll_without_room_goes_on_in_place_after_a_minute_though_nothin
 
     rolling = world.cluster.objects["Deployment", "chat"]["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+async def test_a_service_at_rest_holds_its_spec_once_and_as_text_and_is_looked_at_as_before(world: World) -> None:
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}", "team": "a"}
+    body = scene.body({"slo": {"timeToFirstToken": "3s"}})
+    world.reconciler.see({**body, "metadata": {**body["metadata"], "annotations": annotations}})
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+    service = world.reconciler._services["llm", "chat"]
+    await world.look(service)
+
+    assert (service.spec, "spec" in service.body) == (None, False)
+    assert service.body["metadata"]["annotations"] == {"team": "a"}
+    assert service.whole()["spec"] == body["spec"]
+    world.cluster.drift(("Deployment", "chat"))
+    assert await world.look(service) == ["apply Deployment/chat"]
+
+    world.serve()
+    await world.look(service)
+    assert service.spec is not None, "its pods are told of at every poll"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+_Told = tuple[bool, bool, int]
+_SERVICE = (
+    ("sluice_operator_service_available", "1 while some pod takes requests, or none is wanted."),
+    (
+        "sluice_operator_service_settled",
+        "1 while every wanted pod is of the newest revision, serves and obeys the newest promise.",
+    ),
+    ("sluice_operator_service_ready_replicas", "Pods that take requests."),
+)
 
 
 class Metrics:
@@ -56,22 +65,8 @@ class Metrics:
         self.last_resync = Gauge(
             "sluice_operator_last_resync_timestamp_seconds", "When everything was last listed anew.", registry=registry
         )
-        per_service = ["namespace", "inferenceservice"]
-        self.available = Gauge(
-            "sluice_operator_service_available",
-            "1 while some pod takes requests, or none is wanted.",
-            per_service,
-            registry=registry,
-        )
-        self.ready_replicas = Gauge(
-            "sluice_operator_service_ready_replicas", "Pods that take requests.", per_service, registry=registry
-        )
-        self.settled = Gauge(
-            "sluice_operator_service_settled",
-            "1 while every wanted pod is of the newest revision, serves and obeys the newest promise.",
-            per_service,
-            registry=registry,
-        )
+        self._told: dict[tuple[str, str], _Told] = {}
+        registry.register(_ServiceCollector(self._told))
         for outcome in ("ok", "refused", "failed"):
             self.reconciles.labels(outcome)
         for outcome in ("ok", "unanswered"):
@@ -81,15 +76,26 @@ class Metrics:
 
     def tell_service(self, namespace: str, name: str, *, available: bool, settled: bool, ready: int) -> None:
         """What was last seen of one service."""
-        self.ready_replicas.labels(namespace, name).set(ready)
-        self.available.labels(namespace, name).set(available)
-        self.settled.labels(namespace, name).set(settled)
+        self._told[namespace, name] = available, settled, ready
 
     def forget_service(self, namespace: str, name: str) -> None:
         """The service is gone: its last values must not outlive it."""
-        for gauge in (self.available, self.settled, self.ready_replicas):
-            with contextlib.suppress(KeyError):  # it was never told of
-                gauge.remove(namespace, name)
+        self._told.pop((namespace, name), None)
+
+
+class _ServiceCollector(Collector):
+    """What was last seen of each service: made when it is asked for, since a gauge for each is kilobytes."""
+
+    def __init__(self, told: Mapping[tuple[str, str], _Told]) -> None:
+        self._told = told
+
+    def collect(self) -> Iterator[Metric]:
+        """Three families."""
+        families = [GaugeMetricFamily(name, text, labels=["namespace", "inferenceservice"]) for name, text in _SERVICE]
+        for place, values in self._told.items():
+            for family, value in zip(families, values, strict=True):
+                family.add_metric(place, value)
+        yield from families
 
 
 class HeartbeatCollector(Collector):

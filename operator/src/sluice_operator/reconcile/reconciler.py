@@ -224,15 +224,21 @@ class Reconciler:
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
             self._metrics.last_reconcile.set(self._wall_clock())
         await self._report.tell(service, self.kinds, observed)
+        service.rest()
 
     async def _reconcile(self, service: Service) -> Observed:
         """Look, plan and apply; returns what is there then."""
-        body = service.body
+        body = service.whole()
         uid, namespace, name = body["metadata"]["uid"], *place(body)
-        observed = await self._cluster.observe(namespace, name, self._observable())
         settings = self._settings
         try:
             service.spec = specs.parse(body)
+        except InvalidSpec as error:
+            service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
+        observed = await self._cluster.observe(namespace, name, self._observable())
+        if service.spec is None:
+            return observed
+        try:
             with specs.understood():
                 kept, service.runtime = templates.choose(body, service.spec, observed, settings)
                 surroundings = replace(settings.surroundings, kinds=self.kinds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,9 @@ from sluice_operator.rendering.pod_template import Object
 from sluice_operator.resource.spec import ServiceSpec
 from sluice_operator.status.changes import Series
 from sluice_operator.status.situation import Runtime
+
+# What `kubectl apply` keeps of its manifest.
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +52,20 @@ class Service:
     told: Series = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    packed: bytes = b""
+    """The spec as it is written, while it is at rest."""
+
+    def whole(self) -> Object:
+        """The resource with its spec."""
+        return self.body if "spec" in self.body else {**self.body, "spec": json.loads(zlib.decompress(self.packed))}
+
+    def rest(self) -> None:
+        """Hold the spec as compact text until the next look; what is understood of it, only while pods are told of."""
+        if "spec" in self.body:
+            self.packed = zlib.compress(json.dumps(self.body["spec"], separators=(",", ":")).encode())
+            self.body = {name: value for name, value in self.body.items() if name != "spec"}
+        if self.is_quiet:
+            self.spec = None
 
 
 def place(body: Object) -> tuple[str, str]:
@@ -55,9 +74,13 @@ def place(body: Object) -> tuple[str, str]:
 
 
 def held(body: Object) -> Object:
-    """A resource as it is held between two looks: of the status, which is held apart, only what it speaks of."""
+    """A resource as it is held: of the status, which is held apart, only what it speaks of; its spec once."""
     seen = body.get("status", {}).get("observedGeneration")
-    return {**body, "status": {} if seen is None else {"observedGeneration": seen}}
+    annotations = {
+        name: text for name, text in body["metadata"].get("annotations", {}).items() if name != _LAST_APPLIED
+    }
+    metadata = {**body["metadata"], "annotations": annotations}
+    return {**body, "metadata": metadata, "status": {} if seen is None else {"observedGeneration": seen}}
 
 
 def named(body: Object) -> dict[str, str]:
