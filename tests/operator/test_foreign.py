@@ -66,6 +66,13 @@ def test_the_command_lines_have_every_flag_once(runtime: str) -> None:
         ),
         pytest.param(
             "VLLM",
+            {"model": {"source": {"image": {"path": "/models/m"}}, "quantization": "Int8"}},
+            "spec.model.quantization",
+            "reads how a checkpoint is quantised from its files",
+            id="rounded weights",
+        ),
+        pytest.param(
+            "VLLM",
             {"scheduling": {"agingInterval": "5s"}},
             "spec.scheduling.agingInterval",
             "vLLM ages no request",
