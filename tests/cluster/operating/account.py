@@ -10,7 +10,7 @@ import yaml
 
 from cluster.service.release import CHART
 from cluster.testnode.boot import NODE_IP
-from cluster.testnode.cluster import Cluster, Object
+from cluster.testnode.cluster import Cluster, Object, Refused
 
 NAME = "sluice-operator"
 RIGHTS = {"ServiceAccount", "Role", "RoleBinding"}
@@ -28,9 +28,19 @@ class Account:
         rendered = node.helm("template", "sluice", str(CHART), "--namespace", namespace, *values)
         objects: list[Object] = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] in RIGHTS]
         node.apply(*objects, namespace=namespace)
+        # An API server knows a moment late who may do what: of one that was asked too early, nothing is to be proved.
+        rights = (("create", "leases.coordination.k8s.io"), ("list", "inferenceservices.sluice.dev"))
+        node.wait_for("its rights to be known", lambda: all(self._may(*right) for right in rights))
         node.operators.add(f"{namespace}:{NAME}")
         folder.mkdir()
         (folder / "ca.crt").write_bytes((node.run / "certs/apiserver.crt").read_bytes())
+
+    def _may(self, verb: str, resource: str) -> bool:
+        who = f"--as=system:serviceaccount:{self._namespace}:{NAME}"
+        try:
+            return self._node.kubectl("-n", self._namespace, "auth", "can-i", verb, resource, who).strip() == "yes"
+        except Refused:  # it says no by its exit code, too
+            return False
 
     def give(self, name: str) -> str:
         """A new token, in place of the one before; valid until it is revoked by its name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import os
 import signal
@@ -63,11 +64,12 @@ def killed(process: Callable[[Cluster], int], answers: Callable[[Cluster], objec
     """Kill -9, and somebody else starts another in its place."""
 
     async def strike(node: Cluster) -> None:
-        victim = process(node)
+        victim, since = process(node), dt.datetime.now(dt.UTC)
         processes.kill(victim)
         await asyncio.to_thread(
             node.wait_for, "another in its place", lambda: process(node) != victim and answers(node)
         )
+        node.without_rights.append(("", since, dt.datetime.now(dt.UTC)))
 
     return strike
 

@@ -52,7 +52,10 @@ class Cluster:
         self.operators: set[str] = set()
         """Service accounts of the operators so far, as `namespace:name`."""
         self.without_rights: list[tuple[str, dt.datetime, dt.datetime]] = []
-        """When the rights of such an account were taken away on purpose, and since when it asks for nothing more."""
+        """When the rights of such an account were taken away on purpose, and since when it asks for nothing more.
+
+        No account: when an API server started that had not read yet who may do what.
+        """
         self._namespaces: list[str] = []
         self._made = 0
 
