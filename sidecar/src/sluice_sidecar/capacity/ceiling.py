@@ -18,7 +18,7 @@ RISE_PER_S = 0.05
 SLOW_RISE_PER_S = 0.1 / 60
 MOST_RELAPSES = 4
 # So much below the share that brought the storm, for each relapse, it rises fast: what was borne is borne again.
-BELOW_STORM = 0.03
+BELOW_STORM = 0.02
 RELAPSE_US = 120_000_000
 FORGET_US = 300_000_000
 FALL = 0.9
@@ -32,8 +32,8 @@ class Ceiling:
     A window of 5 s is bad when it had a preemption and the rate over 30 s is above the limit: × 0.9, not below 0.5.
     Where nobody was let in meanwhile, those inside are too many as it is, and a lower share would say no more of them.
     Clean for 10 s, with no bad window and no preemption that would make one: + 0.05 a second, up to the configured
-    ceiling. Where that brought the next bad window within two minutes, it is so fast up to 3 % below the share that
-    brought it, and beyond it + 0.1 a minute; 6 % and half of that where it did once more, and so on, until five minutes
+    ceiling. Where that brought the next bad window within two minutes, it is so fast up to 2 % below the share that
+    brought it, and beyond it + 0.1 a minute; 4 % and half of that where it did once more, and so on, until five minutes
     were clean.
     """
 
