@@ -76,6 +76,7 @@ class ScriptedEngine(Killable):
     headers: list[dict[str, str]] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
+    detokenized: list[dict[str, Any]] = field(default_factory=list)
     aborted: int = 0
     sent_tokens: int = 0
     active: dict[str, RequestState] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class ScriptedEngine(Killable):
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/v1/completions", self._generate)
         return app
@@ -134,6 +136,12 @@ class ScriptedEngine(Killable):
         self.tokenized.append(body)
         text = body.get("prompt") or "".join(message["content"] for message in body["messages"])
         return web.json_response({"count": self.count_tokens(text), "max_model_len": 1024, "tokens": []})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        self.detokenized.append(await request.json())
+        if self.script.hold_headers is not None:
+            await self.script.hold_headers.wait()
+        return web.json_response({"prompt": "hi"})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         script = self.script

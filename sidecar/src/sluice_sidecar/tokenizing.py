@@ -39,14 +39,17 @@ class Tokenizing:
         Raises:
             Refused: too many ask, or the body cannot be had.
         """
-        if self._inside >= MOST_AT_ONCE:
-            raise Refused(self._busy())
-        self._inside += 1
         try:
+            # A client may take its time over this: it holds nobody up meanwhile.
             await read(body)
-            return await self._asked(request.path, body.content)
+            if self._inside >= MOST_AT_ONCE:
+                raise Refused(self._busy())
+            self._inside += 1
+            try:
+                return await self._asked(request.path, body.content)
+            finally:
+                self._inside -= 1
         finally:
-            self._inside -= 1
             body.drop()
 
     async def _asked(self, path: str, content: bytes) -> web.Response:
