@@ -59,6 +59,7 @@ def cost(pricing: Pricing, *parts: Any, exact: int | None = None, **fields: Any)
         ({"type": "video_url", "video_url": {"url": "x"}}, "video"),
         ({"type": "file", "file": {"file_id": "f"}}, "file"),
         ({"type": "of tomorrow", "x": 1}, "file"),
+        ({**IMAGE, "text": ""}, "image"),  # a word beside it makes no picture free
     ],
     ids=str,
 )
@@ -72,6 +73,7 @@ def test_each_part_is_priced_beside_the_text() -> None:
     assert cost(Pricing(), TEXT, IMAGE).prompt_tokens == text + START_TOKENS["image"] == text + 1024
     assert cost(Pricing(), TEXT, IMAGE, IMAGE, AUDIO).prompt_tokens == text + 3 * 1024
     assert cost(Pricing(), {"type": "refusal", "refusal": TEXT["text"]}).prompt_tokens == text
+    assert cost(Pricing(), {**IMAGE, "text": TEXT["text"]}).prompt_tokens == text + 1024
 
 
 def test_an_estimate_alone_makes_no_prompt_impossible() -> None:

@@ -241,15 +241,16 @@ def _chat(data: Mapping[str, object]) -> Generator[None, None, PromptSize]:
         written_bytes += _written_bytes(message, _WRITTEN_OF_A_MESSAGE) if isinstance(message, dict) else 0
         told.append(_told_beside_content(message) if isinstance(message, dict) else b"{}")
         for part in content if isinstance(content, list) else [content]:
-            text = media.text_of(part) if isinstance(part, dict) else part
+            text, kind = media.text_of(part) if isinstance(part, dict) else part, media.kind_of(part)
             if isinstance(text, str):
                 texts.append(text)
+            if kind is not None:
+                kinds.append(kind)
+            if isinstance(text, str) and kind is None:
                 told.append(text.encode("utf-8", "surrogatepass"))
             else:
                 # Of a picture only that it is another one: its size says nothing about its tokens.
                 told.append(blake2b(_told(part), digest_size=16).digest())
-                if (kind := media.kind_of(part)) is not None:
-                    kinds.append(kind)
             stride -= 1
             if not stride:
                 yield

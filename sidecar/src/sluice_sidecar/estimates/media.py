@@ -54,12 +54,17 @@ def text_of(part: Mapping[str, object]) -> str | None:
 
 def kind_of(part: object) -> MediaKind | None:
     """What a part of a message is; None of text, and of what the engine will say is wrong."""
-    if not isinstance(part, dict) or text_of(part) is not None:
+    if not isinstance(part, dict):
         return None
     kind = part.get("type")
+    if isinstance(kind, str) and kind in _KIND_OF:
+        # Whatever text somebody has put beside it: engines go by the type.
+        return _KIND_OF[kind]
+    if text_of(part) is not None:
+        return None
     if isinstance(kind, str):
         # One of no known name is something that this file has not heard of, and the engine may have.
-        return None if kind in _TEXTS else _KIND_OF.get(kind, "file")
+        return None if kind in _TEXTS else "file"
     return next((_KIND_OF[name] for name in part if name in _KIND_OF), None)
 
 

@@ -82,7 +82,9 @@ class Pricing:
             output_tokens = max(min(asked.least_tokens, max_tokens), self.outputs.expected(tenant, max_tokens))
             key = match.key if cached_tokens else b""
             first = ChoiceCost(tokens, max_tokens, output_tokens, cached_tokens, key)
-            choices.extend([first, *[self._further(first)] * (asked.choices_per_prompt - 1)])
+            choices.append(first)
+            if asked.choices_per_prompt > 1:
+                choices.extend([self._further(first)] * (asked.choices_per_prompt - 1))
             matches.extend([match] * asked.choices_per_prompt)
         return Cost(
             tuple(choices[:MAX_CHOICES]),
