@@ -22,7 +22,8 @@ from sluice_sidecar.capacity.ledger import Ledger
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.engines import calibrate, connection
 
-LEASE_US = 100_000
+# Far longer than a busy machine keeps the loop from turning.
+LEASE_US = 1_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +51,7 @@ async def test_an_answer_of_another_engine_that_takes_longer_than_a_lease_keeps_
         task = asyncio.create_task(ask())
         await until(lambda: len(room.ledger.entries) == 1)
         began_us = clock_us()
-        await until(lambda: clock_us() - began_us > 5 * LEASE_US)
+        await until(lambda: clock_us() - began_us > 2 * LEASE_US)
         assert len(room.ledger.entries) == 1
 
         hold.set()
@@ -92,7 +93,7 @@ async def test_who_has_no_right_to_it_any_more_gets_no_more_of_it(end: str) -> N
             call.cut = "drained"
         transport.gone = end == "its client has left"
         touched_us, began_us = permit.entry.touched_us, clock_us()
-        await until(lambda: clock_us() - began_us > LEASE_US)
+        await until(lambda: clock_us() - began_us > LEASE_US // 2)
 
     assert permit.entry.touched_us == touched_us
     assert [entry.id for entry in held.expire(touched_us + LEASE_US + 1)] == ["a"]

@@ -152,7 +152,7 @@ async def test_an_unframed_stream_that_is_cut_does_not_end_as_if_it_were_whole(
 ) -> None:
     sends(raw, UNTIL_CLOSED, event("a"))
 
-    async with relayed.post(headers={"x-sluice-timeout-ms": "200"}) as response:
+    async with relayed.post(headers={"x-sluice-timeout-ms": "1500"}) as response:
         first, last = (await response.read()).removesuffix(b"\n\n").split(b"\n\n")
 
     assert first + b"\n\n" == event("a")
