@@ -204,22 +204,29 @@ class Grammars:
 
     def _compile(self, structure: Structure, tokenizer: Tokenizer, vocab_size: int) -> LLMatcher | str:
         """The grammar at its beginning, or why there is none."""
-        from llguidance import LLMatcher  # noqa: PLC0415  # half of a second at its first use is nobody's start
-
         if self._tokens is None:
             self._tokens = _tokens(tokenizer, vocab_size)
         begun = time.thread_time_ns()
         try:
-            matcher = LLMatcher(self._tokens, _grammar(structure), log_level=0)
-        except Exception as error:  # noqa: BLE001  # of a converter that raises what it likes
-            return _said(str(error) or type(error).__name__)
-        if not matcher.is_error():
-            # A grammar may be sound and have no first token: nothing follows it, and nobody needs to run to find out.
-            first = matcher.deep_copy()
-            if not any(first.compute_bitmask()) or first.is_error():
-                matcher = first
-        self.compile_us_total += (time.thread_time_ns() - begun) // 1000
-        return _said(matcher.get_error()) or "nothing can follow it" if matcher.is_error() else matcher
+            tokens = self._tokens
+            return _guarded(lambda: _begun(tokens, structure))
+        except ConstraintBroken as error:
+            return str(error)
+        finally:
+            self.compile_us_total += (time.thread_time_ns() - begun) // 1000
+
+
+def _begun(tokens: LLTokenizer, structure: Structure) -> LLMatcher | str:
+    """A grammar before its first token, or why there is none."""
+    from llguidance import LLMatcher  # noqa: PLC0415  # half of a second at its first use is nobody's start
+
+    matcher = LLMatcher(tokens, _grammar(structure), log_level=0)
+    if not matcher.is_error():
+        # A grammar may be sound and have no first token: nothing follows it, and nobody needs to run to find out.
+        first = matcher.deep_copy()
+        if not any(first.compute_bitmask()) or first.is_error():
+            matcher = first
+    return _said(matcher.get_error()) or "nothing can follow it" if matcher.is_error() else matcher
 
 
 def _grammar(structure: Structure) -> str:
@@ -262,7 +269,7 @@ def _tokens(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
 
 
 def _guarded(call: Callable[[], T]) -> T:
-    """What a call of the matcher gives; a panic of its own is that request's end, and not the thread's.
+    """What a call of the library gives; a panic of its own is that request's end, and not the thread's.
 
     Raises:
         ConstraintBroken: it panicked.
@@ -270,7 +277,7 @@ def _guarded(call: Callable[[], T]) -> T:
     try:
         return call()
     except Exception as error:
-        raise ConstraintBroken(_said(str(error))) from error
+        raise ConstraintBroken(_said(str(error) or type(error).__name__)) from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # Rust's panics are no `Exception`, and have no name to import
             raise

@@ -1,0 +1,112 @@
+"""Grammars are compiled one after the other, each once, and what goes wrong there is one request's own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from engine.tiny_model import tiny_tokenizer
+from sluice_engine import grammars as module
+from sluice_engine.errors import DeadlineMissed, InvalidRequest
+from sluice_engine.grammars import Grammars, TokenConstraint
+from sluice_engine.protocol.structure import Structure
+
+TOKENIZER = tiny_tokenizer()
+
+
+class PanicException(BaseException):  # noqa: N818  # as Rust's are called
+    """What the library ends in where it should not."""
+
+
+class Compiler:
+    """The library, held up where it turns what was written into its own words."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go_on, self.begun = threading.Event(), threading.Event()
+        self.seen: list[str] = []
+        grammar = module._grammar
+
+        def held(structure: Structure) -> str:
+            self.seen.append(structure.source)
+            self.begun.set()
+            assert self.may_go_on.wait(30), "a test forgot to let it go on"
+            if structure.source == "panic":
+                raise PanicException("it never should have come to this")
+            return grammar(structure)
+
+        monkeypatch.setattr(module, "_grammar", held)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    compiler = Compiler(monkeypatch)
+    yield compiler
+    compiler.may_go_on.set()
+
+
+async def wanted(grammars: Grammars, regex: str, who: str, until_us: int | None = None) -> list[TokenConstraint]:
+    structure = Structure("regex", regex, "guided_regex")
+    return await grammars.constraints(
+        structure, TOKENIZER, TOKENIZER.vocab_size, request_id=who, count=1, until_us=until_us
+    )
+
+
+async def test_the_state_tells_who_waits_and_for_what(compiler: Compiler) -> None:
+    grammars = Grammars(lambda: 0)
+    tasks = [asyncio.create_task(wanted(grammars, "a+", "first")), asyncio.create_task(wanted(grammars, "a+", "second"))]
+    await asyncio.to_thread(compiler.begun.wait, 30)
+    tasks.append(asyncio.create_task(wanted(grammars, "b+", "third")))
+    await asyncio.sleep(0)
+
+    assert {wait.id: wait.compiling for wait in grammars.state().waiting} == {
+        "first": True,
+        "second": True,
+        "third": False,
+    }
+
+    compiler.may_go_on.set()
+    await asyncio.gather(*tasks)
+    await wanted(grammars, "a+", "fourth")
+    state = grammars.state()
+    assert (state.waiting, state.kept, state.compiled_total, state.found_total) == ((), 2, 2, 1)
+    assert compiler.seen == ["a+", "b+"], "each once"
+    grammars.close()
+
+
+async def test_one_that_nobody_waits_for_any_more_is_not_begun(compiler: Compiler) -> None:
+    grammars = Grammars(lambda: 0)
+    first = asyncio.create_task(wanted(grammars, "a+", "first"))
+    await asyncio.to_thread(compiler.begun.wait, 30)
+    second = asyncio.create_task(wanted(grammars, "b+", "second"))
+    await asyncio.sleep(0)
+
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    with pytest.raises(DeadlineMissed):
+        await wanted(grammars, "c+", "third", until_us=1)
+
+    assert [wait.id for wait in grammars.state().waiting] == ["first"]
+    compiler.may_go_on.set()
+    await first
+    assert compiler.seen == ["a+"]
+    grammars.close()
+
+
+@pytest.mark.parametrize(("regex", "says"), [("panic", "never should have"), ("(", "regex")])
+async def test_what_does_not_compile_is_that_requests_and_its_time_counts(
+    compiler: Compiler, regex: str, says: str
+) -> None:
+    grammars = Grammars(lambda: 0)
+    compiler.may_go_on.set()
+
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        await wanted(grammars, regex, "bad")
+
+    assert caught.value.code == "invalid_grammar"
+    assert grammars.state().refused_total == 1
+    assert grammars.state().compile_us_total > 0
+    assert len(await wanted(grammars, "a+", "good")) == 1, "the thread goes on"
+    grammars.close()
