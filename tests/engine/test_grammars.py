@@ -17,8 +17,8 @@ from sluice_engine.protocol.structure import Structure
 TOKENIZER = tiny_tokenizer()
 
 
-class PanicException(BaseException):  # noqa: N818  # as Rust's are called
-    """What the library ends in where it should not."""
+class PanicException(BaseException):
+    """What the library ends in where it should not, by the name of Rust's own."""
 
 
 class Compiler:
@@ -56,7 +56,10 @@ async def wanted(grammars: Grammars, regex: str, who: str, until_us: int | None 
 
 async def test_the_state_tells_who_waits_and_for_what(compiler: Compiler) -> None:
     grammars = Grammars(lambda: 0)
-    tasks = [asyncio.create_task(wanted(grammars, "a+", "first")), asyncio.create_task(wanted(grammars, "a+", "second"))]
+    tasks = [
+        asyncio.create_task(wanted(grammars, "a+", "first")),
+        asyncio.create_task(wanted(grammars, "a+", "second")),
+    ]
     await asyncio.to_thread(compiler.begun.wait, 30)
     tasks.append(asyncio.create_task(wanted(grammars, "b+", "third")))
     await asyncio.sleep(0)

@@ -154,7 +154,9 @@ def load(
 
     def matrix(*names: str, head_dim: int | None = None) -> tuple[Tensor, Blocks | None]:
         """Rows of several tensors below each other; q and k, which come with a head dimension, in rotary pairs."""
-        values = torch.cat([_turned(read(name), name, head_dim) for name in names])
+        parts = [_turned(read(name), name, head_dim) for name in names]
+        # A head alone may be gigabytes: of one tensor no second one is made.
+        values = parts[0] if len(parts) == 1 else torch.cat(parts)
         if quantization in KINDS:
             values, blocks = rounded(values, KINDS[quantization])
             return values, blocks if keep_blocks else None
