@@ -88,13 +88,36 @@ async def test_one_that_nobody_waits_for_any_more_is_not_begun(compiler: Compile
 
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
+    anew = asyncio.create_task(wanted(grammars, "b+", "anew"))
+    await asyncio.sleep(0)
     with pytest.raises(DeadlineMissed):
         await wanted(grammars, "c+", "third", until_us=1)
 
-    assert [wait.id for wait in grammars.state().waiting] == ["first"]
+    assert {wait.id for wait in grammars.state().waiting} == {"first", "anew"}
     compiler.may_go_on.set()
-    await first
-    assert compiler.seen == ["a+"]
+    await asyncio.gather(first, anew)
+    assert compiler.seen == ["a+", "b+"]
+    grammars.close()
+
+
+async def test_one_that_was_begun_is_kept_though_nobody_waits_any_more(compiler: Compiler) -> None:
+    grammars = Grammars(lambda: 0)
+    first = asyncio.create_task(wanted(grammars, "a+", "first"))
+    await asyncio.to_thread(compiler.begun.wait, 30)
+    with pytest.raises(DeadlineMissed):
+        await wanted(grammars, "a+", "second", until_us=1)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert grammars.state().waiting == ()
+
+    third = asyncio.create_task(wanted(grammars, "a+", "third"))
+    await asyncio.sleep(0)
+    assert [wait.id for wait in grammars.state().waiting] == ["third"]
+    compiler.may_go_on.set()
+    await third
+
+    assert compiler.seen == ["a+"], "once, for all three"
+    assert grammars.state().compiled_total == 1
     grammars.close()
 
 

@@ -47,7 +47,8 @@ class _Pending:
     """A grammar that is being compiled, or waits for that."""
 
     future: Future[LLMatcher | str]
-    since_us: int
+    done: asyncio.Future[LLMatcher | str]
+    """The same, for the event loop."""
     waiters: dict[str, int] = field(default_factory=dict)
     """Requests, and since when they wait."""
 
@@ -161,27 +162,36 @@ class Grammars:
         if pending is None:
             if sum(len(each.waiters) for each in self._pending.values()) >= MOST_WAITING:
                 raise EngineOverloaded(f"{MOST_WAITING} requests wait for their grammars to be compiled")
-            future = self._started().submit(self._compile, structure, tokenizer, vocab_size)
-            pending = self._pending[key] = _Pending(future, self._clock())
+            pending = self._begin(key, structure, tokenizer, vocab_size)
         now_us = self._clock()
         pending.waiters[request_id] = now_us
         try:
             async with asyncio.timeout(None if until_us is None else max(0, until_us - now_us) / 1e6):
-                compiled = await asyncio.shield(asyncio.wrap_future(pending.future))
+                return await asyncio.shield(pending.done)
         except TimeoutError as error:
             raise DeadlineMissed from error
         finally:
             pending.waiters.pop(request_id, None)
-            if not pending.waiters and self._pending.get(key) is pending:
-                # Whoever wanted it is served, or has left: one that nobody wants is not begun.
+            # Whoever wanted it has left: one that nobody wants is not begun. One that was begun is kept all the same,
+            # or callers that wait for less than it takes would have it compiled again and again.
+            if not pending.waiters and pending.future.cancel():
                 del self._pending[key]
-                pending.future.cancel()
-        self._keep(key, compiled)
-        return compiled
+
+    def _begin(self, key: tuple[str, str], structure: Structure, tokenizer: Tokenizer, vocab_size: int) -> _Pending:
+        future = self._started().submit(self._compile, structure, tokenizer, vocab_size)
+        pending = self._pending[key] = _Pending(future, asyncio.wrap_future(future))
+
+        def ended(done: asyncio.Future[LLMatcher | str]) -> None:
+            if done.cancelled():
+                return
+            del self._pending[key]
+            if done.exception() is None:
+                self._keep(key, done.result())
+
+        pending.done.add_done_callback(ended)
+        return pending
 
     def _keep(self, key: tuple[str, str], compiled: LLMatcher | str) -> None:
-        if key in self._kept:
-            return
         self._kept[key] = compiled
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
