@@ -23,8 +23,8 @@ from sluice_engine.errors import InvalidRequest, ModelUnavailable
 
 # A prompt longer than this fits no model served here: 4 bytes a token make 16 million tokens.
 MAX_PROMPT_CHARACTERS = 64 * 2**20
-# Of a number: Python's own power of two large ones takes for ever, and holds all other threads meanwhile.
-MAX_EXPONENT = 64
+# Of a whole number: Python multiplies far longer ones for ever, and holds all other threads meanwhile.
+MAX_NUMBER_BITS = 4096
 # Linear in the messages, a template ends within milliseconds; the rest is a template that multiplies its input.
 MAX_RENDER_S = 5.0
 _TICK = "_sluice_tick"
@@ -45,13 +45,19 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401  # any values
         """As the sandbox does, but for sums, products and powers beyond all bounds."""
-        if operator == "**" and not abs(right) <= MAX_EXPONENT:
+        if operator == "**" and not max(1, _bits(left)) * abs(right) <= MAX_NUMBER_BITS:
+            raise _TooMuch
+        if operator == "*" and _bits(left) + _bits(right) > MAX_NUMBER_BITS:
             raise _TooMuch
         if operator == "*" and (size := _repeated(left, right) or _repeated(right, left)) > MAX_PROMPT_CHARACTERS:
             raise _TooMuch(size)
         if operator == "+" and isinstance(left, str | list) and len(left) > MAX_PROMPT_CHARACTERS:
             raise _TooMuch
         return super().call_binop(context, operator, left, right)
+
+
+def _bits(value: object) -> int:
+    return value.bit_length() if isinstance(value, int) else 0
 
 
 def _repeated(value: object, times: object) -> int:
