@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from cluster.service.release import CHART, IMAGES, Release
 from cluster.service.space import KIND, Space
 from cluster.testnode import definitions
-from cluster.testnode.cluster import Refused
+from cluster.testnode.cluster import Object, Refused
 from cluster.testnode.progress import Progress
 
 pytestmark = pytest.mark.cluster
@@ -87,6 +87,36 @@ def test_an_upgrade_brings_the_definition_of_the_new_chart_and_keeps_every_resou
 
     assert categories() == now == ["sluice"]
     assert space.get(KIND, "stays")["metadata"]["uid"] == uid
+
+
+@pytest.mark.full
+def test_of_two_operators_the_other_goes_on_when_the_one_that_acts_is_gone(release: Release, space: Space) -> None:
+    node, name, where = release.node, f"{release.name}-operator", release.namespace
+
+    def holder() -> str:
+        found: str = node.get("lease", name, where)["spec"]["holderIdentity"]
+        return found
+
+    def pods() -> Sequence[Object]:
+        mine = f"app.kubernetes.io/name=sluice-operator,app.kubernetes.io/instance={release.name}"
+        return [one for one in node.list("pods", where, mine) if "deletionTimestamp" not in one["metadata"]]
+
+    def may_go() -> int:
+        found: int = node.get("poddisruptionbudget", name, where)["status"]["disruptionsAllowed"]
+        return found
+
+    try:
+        release.install("--set=replicas=2")
+        node.wait_for("one of the two to be allowed to go", lambda: may_go() == 1)
+        # The one before gave its Lease back; for a moment nobody has it.
+        node.wait_for("one of the two to act", lambda: holder() in {pod["metadata"]["name"] for pod in pods()})
+        acting = holder()
+        node.kubectl("-n", where, "delete", "pod", acting, "--grace-period=0", "--force")
+        space.apply(space.tiny("late", replicas=0))
+        space.wait("late", "condition=Degraded=False")
+        assert holder() != acting
+    finally:
+        release.install()
 
 
 @pytest.fixture
