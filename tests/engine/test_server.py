@@ -18,7 +18,7 @@ from sluice_engine.codec import decode
 from sluice_engine.core.state import EngineState
 from sluice_engine.counters import Counters
 from sluice_engine.publication import publication_of
-from sluice_engine.server import MAX_BODY_BYTES
+from sluice_engine.responses import MAX_BODY_BYTES
 
 
 @pytest.fixture

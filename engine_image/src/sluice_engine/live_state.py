@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ from sluice_engine.codec import digest, encode
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import SCHEMA_VERSION, EngineState, GrammarState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
+from sluice_engine.errors import NotFound
 from sluice_engine.service import EngineService
 
 
@@ -22,6 +24,19 @@ class Identity:
     engine_config_hash: str
     live_config_hash: str
     """Of the `live.json` that it was started with."""
+
+    def check_model(self, model: str | None) -> None:
+        """Whether a call that names this model is for this engine; one that names none is.
+
+        Raises:
+            NotFound: it is not.
+        """
+        if model not in {None, self.served_name}:
+            raise NotFound(
+                f"the model {json.dumps(model)[:100]} does not exist; this engine serves {self.served_name}",
+                param="model",
+                code="model_not_found",
+            )
 
 
 def engine_state(
