@@ -214,6 +214,8 @@ class FakeCluster:
         """What the next observations end in."""
         self.told = asyncio.Event()
         """A status was written."""
+        self.is_service_gone = False
+        """Whether the resource was deleted, while nobody has told so yet."""
         self._versions = itertools.count(100)
 
     async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
@@ -227,6 +229,8 @@ class FakeCluster:
         return Observed(owned=selected, replica_sets=list(self.replica_sets), pods=list(self.pods))
 
     async def read(self, kind: str, namespace: str, name: str) -> Json | None:
+        if kind == "InferenceService":
+            return None if self.is_service_gone else body()
         return copy.deepcopy(self.objects.get((kind, name)))
 
     async def create(self, item: Json) -> Json | None:
@@ -256,6 +260,8 @@ class FakeCluster:
         metadata["resourceVersion"] = str(next(self._versions))
 
     async def apply_status(self, resource: Json, status: Mapping[str, Any]) -> None:
+        if self.is_service_gone:
+            raise ApiRefused(404, "NotFound", "not found")
         self.writes.append("status")
         self.statuses.append(copy.deepcopy(dict(status)))
         self.told.set()

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, NamespaceEnds
+from sluice_operator.errors import ApiRefused, NamespaceEnds, ServiceGone
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile import reconciler
 from sluice_operator.reconcile.reconciler import Reconciler
@@ -176,6 +176,33 @@ async def test_what_was_deleted_comes_back(world: World) -> None:
     del world.cluster.objects["Service", "chat"]
 
     assert await world.look(service) == ["apply Service/chat"]
+
+
+async def test_what_the_garbage_collector_took_is_not_made_again_though_the_watch_is_late(world: World) -> None:
+    service = world.service()
+    await world.look(service)
+    world.cluster.is_service_gone = True
+    del world.cluster.objects["Deployment", "chat"]
+
+    with pytest.raises(ServiceGone):
+        await world.look(service)
+
+    assert world.cluster.writes == []
+
+
+async def test_a_service_that_went_unheard_is_not_looked_at_for_ever(world: World) -> None:
+    world.reconciler.see(scene.body())
+    async with asyncio.timeout(10):
+        await world.cluster.told.wait()
+    (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "service llm/chat"]
+    world.cluster.is_service_gone = True
+    del world.cluster.objects["Service", "chat"]
+
+    world.reconciler.touch("llm", "chat")
+
+    async with asyncio.timeout(10):
+        await task
+    assert world.count("sluice_operator_services") == 0
 
 
 async def test_a_new_spec_is_not_ready_because_the_old_one_was(world: World) -> None:

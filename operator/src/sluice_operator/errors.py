@@ -84,3 +84,7 @@ class Unreachable(OperatorError):
 
 class PodFailed(OperatorError):
     """A local engine or gate ended on its own, or did not become ready; the text holds its last words."""
+
+
+class ServiceGone(OperatorError):
+    """The InferenceService does not exist any more, though no watch has told so yet."""

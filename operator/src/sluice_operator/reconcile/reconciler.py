@@ -19,9 +19,9 @@ import aiohttp
 
 from sluice_operator import plan as plans
 from sluice_operator.cluster.asked import Cluster, Gates
-from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS
+from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
 from sluice_operator.config import Settings
-from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds
+from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds, ServiceGone
 from sluice_operator.metrics import Metrics
 from sluice_operator.observed import pods
 from sluice_operator.observed.failures import Failure
@@ -47,6 +47,7 @@ _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 _TOLD_AFTER = 3
 # No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
 _OBSTACLE_S = 15.0
+_NOT_FOUND = 404
 
 
 class Reconciler:
@@ -179,6 +180,11 @@ class Reconciler:
                 wait_s = self._settings.resync_s if service.is_quiet else self._settings.poll_s
             except NamespaceEnds:
                 wait_s = self._settings.poll_s
+            except ServiceGone:
+                if self._services.get(place(service.body)) is service:
+                    service.task = None  # it ends by itself
+                    self._drop(*place(service.body))
+                return
             except Exception as error:
                 self._metrics.reconciles.labels("failed").inc()
                 wait_s = max(
@@ -223,7 +229,12 @@ class Reconciler:
             self._metrics.reconcile_seconds.observe(self._clock() - began)
             self._metrics.reconciles.labels("refused" if service.problem else "ok").inc()
             self._metrics.last_reconcile.set(self._wall_clock())
-        await self._report.tell(service, self.kinds, observed)
+        try:
+            await self._report.tell(service, self.kinds, observed)
+        except ApiRefused as refused:
+            if refused.status == _NOT_FOUND:
+                await self._check_is_there(service)
+            raise
         service.rest()
 
     async def _reconcile(self, service: Service) -> Observed:
@@ -253,10 +264,25 @@ class Reconciler:
             return observed
         history = kepts.history(observed, desired)
         todo = plans.plan(desired, uid, observed, service.applied, history)
+        if any(plans.key(item) in service.applied for item in todo.create):
+            # Somebody deleted it: a person, or the garbage collector, which may be sooner than our watch.
+            await self._check_is_there(service)
         owned = dict(observed.owned)
         service.problem = await self._execution.carry_out(service, todo, owned)
         # The status speaks of what was just applied, not of what was there before.
         return Observed(owned=owned, replica_sets=observed.replica_sets, pods=observed.pods)
+
+    async def _check_is_there(self, service: Service) -> None:
+        """Ask the API server itself whether the resource is there and stays.
+
+        Raises:
+            ServiceGone: it does not; whatever was made for it now would be an orphan.
+        """
+        namespace, name = place(service.body)
+        there = await self._cluster.read(SERVICE_KIND, namespace, name)
+        metadata = there["metadata"] if there else {}
+        if metadata.get("uid") != service.body["metadata"]["uid"] or metadata.get("deletionTimestamp"):
+            raise ServiceGone(f"{namespace}/{name}")
 
     def _way(self, service: Service, spec: specs.ServiceSpec, observed: Observed) -> str:
         """Which way the pods are replaced, and when to decide that again."""
