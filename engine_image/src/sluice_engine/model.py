@@ -66,7 +66,6 @@ class Model:
         self._epsilon_row = torch.full((1, 1), shape.norm_epsilon)
         self._q_size = shape.num_heads * shape.head_dim
         self._kv_start = self._q_size
-        self._heads_normed = torch.tensor([shape.num_heads, shape.num_kv_heads], device=weights.embedding.device)
         # Angles in double precision: position × frequency in single loses a thousandth of a turn at 8,000 tokens.
         angles = torch.outer(
             torch.arange(max_length_tokens, dtype=torch.float64),
@@ -128,8 +127,9 @@ class Model:
         turned = qkv[:, : num_turned * shape.head_dim]
         if layer.qk_norm is not None:
             heads = turned.view(len(x), num_turned, shape.head_dim)
-            weight = layer.qk_norm.repeat_interleave(self._heads_normed, dim=0)
-            heads.copy_(self._norm(heads, weight))
+            q_norm, k_norm = layer.qk_norm
+            heads[:, : shape.num_heads].copy_(self._norm(heads[:, : shape.num_heads], q_norm))
+            heads[:, shape.num_heads :].copy_(self._norm(heads[:, shape.num_heads :], k_norm))
         pairs = turned.view(len(x), num_turned, -1, 2)
         if qkv.dtype is torch.float32:
             torch.view_as_complex(pairs).mul_(turns)
