@@ -79,7 +79,12 @@ async def world() -> AsyncIterator[World]:
     await made.reconciler.close()
 
 
-async def test_a_new_service_gets_its_objects_in_order_and_a_status(world: World) -> None:
+async def test_a_new_service_gets_its_objects_in_order_and_a_status(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(world.cluster, "read", lambda kind, *_: read.append(kind))
+
     written = await world.look(world.service())
 
     kinds = [write.split("/")[0] for write in written]
@@ -95,6 +100,7 @@ async def test_a_new_service_gets_its_objects_in_order_and_a_status(world: World
         "status",
     ]
     assert condition(world.cluster.statuses[-1], "Ready")["reason"] == "Applying"
+    assert read == [], "the API server itself tells of a name that is taken"
 
 
 async def test_a_second_look_sends_nothing(world: World) -> None:

@@ -9,7 +9,8 @@
     ├── LeaseLost         another operator may act now, so this one must not
     ├── InvalidRecords    what should be records of a pod is something else
     ├── Unreachable       nobody answers at an address, or it is no gate
-    └── PodFailed         a local process ended, or never became ready
+    ├── PodFailed         a local process ended, or never became ready
+    └── ServiceGone       the InferenceService is not there any more, and no watch has told so yet
 
 Nothing here maps to HTTP: the operator answers nobody but the API server.
 """
