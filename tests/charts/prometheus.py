@@ -19,7 +19,7 @@ import yaml
 
 Json = dict[str, Any]
 
-_ADDRESS = re.compile(r'msg="Listening on" address=(\S+)')
+_ADDRESS = re.compile(r'msg="Listening on"(?: component=\S+)? address=(\S+)')
 _POLL_S = 0.1
 STARTS_WITHIN_S = 60
 
