@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,9 +216,13 @@ class FakeCluster:
         """A status was written."""
         self.is_service_gone = False
         """Whether the resource was deleted, while nobody has told so yet."""
+        self.served: Callable[[], frozenset[str]] = frozenset
+        """The optional kinds whose definition there is: what the others are is never known, however long one waits."""
         self._versions = itertools.count(100)
 
     async def observe(self, namespace: str, name: str, kinds: Sequence[str]) -> Observed:
+        if never := [kind for kind in kinds if kind in OPTIONAL_KINDS and kind not in self.served()]:
+            raise TimeoutError(f"nothing lists {never}")
         if self.unexpected:
             raise self.unexpected.pop()
         selected = {

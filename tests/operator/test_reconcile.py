@@ -45,6 +45,7 @@ class World:
             wall_clock=lambda: 1.8e9 + self.time_s,
             now=lambda: f"2026-01-01T00:00:{int(self.time_s) % 60:02d}Z",
         )
+        self.cluster.served = lambda: self.reconciler.kinds
 
     def service(self, body: Json | None = None) -> Service:
         """A service whose task the test plays itself."""

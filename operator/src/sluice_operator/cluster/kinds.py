@@ -7,7 +7,7 @@ kind here and in the chart's rules. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 _READ = frozenset({"list", "watch"})
@@ -81,3 +81,8 @@ LEASE_RIGHTS: Mapping[tuple[str, str], frozenset[str]] = {
     ("coordination.k8s.io", "leases"): frozenset({"get", "create", "update"}),
 }
 """What it needs in its own namespace, to be the only one that acts."""
+
+
+def observable(kinds: Iterable[str], served: Collection[str]) -> list[str]:
+    """Those of these kinds that something lists: an optional one only where its definition is `served`."""
+    return [kind for kind in kinds if kind not in OPTIONAL_KINDS or kind in served]

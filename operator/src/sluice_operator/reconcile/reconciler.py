@@ -19,7 +19,7 @@ import aiohttp
 
 from sluice_operator import plan as plans
 from sluice_operator.cluster.asked import Cluster, Gates
-from sluice_operator.cluster.kinds import CHILD_KINDS, OPTIONAL_KINDS, SERVICE_KIND
+from sluice_operator.cluster.kinds import CHILD_KINDS, SERVICE_KIND, observable
 from sluice_operator.config import Settings
 from sluice_operator.errors import ApiRefused, InvalidSpec, LeaseLost, NamespaceEnds, ServiceGone
 from sluice_operator.metrics import Metrics
@@ -154,9 +154,6 @@ class Reconciler:
             service.applied = {found: one for found, one in service.applied.items() if found[0] != kind}
         self.touch_all()
 
-    def _observable(self) -> list[str]:
-        return [kind for kind in CHILD_KINDS if kind not in OPTIONAL_KINDS or kind in self.kinds]
-
     def touch_all(self) -> None:
         """Changes may have been missed while the API server was away: look at every service again."""
         for service in self._services.values():
@@ -246,7 +243,7 @@ class Reconciler:
             service.spec = specs.parse(body)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
-        observed = await self._cluster.observe(namespace, name, self._observable())
+        observed = await self._cluster.observe(namespace, name, observable(CHILD_KINDS, self.kinds))
         if service.spec is None:
             return observed
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import aiohttp
 
 from sluice_operator.cluster.asked import Cluster, Gates
+from sluice_operator.cluster.kinds import observable
 from sluice_operator.errors import ApiRefused
 from sluice_operator.metrics import Metrics
 from sluice_operator.observed import pods
@@ -50,7 +51,7 @@ class Report:
             return  # not looked at yet
         if observed is None:
             # Between two looks nothing of it is held: a thousand services would be most of the memory.
-            observed = await self._cluster.observe(*place(service.body), _TOLD)
+            observed = await self._cluster.observe(*place(service.body), observable(_TOLD, kinds))
         views = pods.views(observed)
         addresses = {pod.name: pod.ip for pod in views if status.is_pollable(pod)}
         states = await self._gates.states(addresses) if addresses else {}
