@@ -59,6 +59,7 @@ def _step(record: StepRecord) -> dict[str, Any]:
             "start": share.start,
             "num_tokens": share.num_tokens,
             "sampled": share.sampled,
+            "draft_tokens": share.draft_tokens,
         }
         for share in record.scheduled
     ]
