@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import datetime as dt
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,11 +36,13 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Earlier:
 def installed(release: Release, earlier: Earlier) -> Iterator[None]:
     """The time in which the earlier release is installed; today's is there afterwards, whatever happened."""
     earlier.bring_images()
+    since = dt.datetime.now(dt.UTC)
     try:
         release.go_back_to(earlier.chart, *earlier.values)
         yield
     finally:
         release.install()
+        release.node.earlier_releases.append((since, dt.datetime.now(dt.UTC)))
 
 
 @asynccontextmanager

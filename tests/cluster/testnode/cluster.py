@@ -56,6 +56,8 @@ class Cluster:
 
         No account: when an API server started that had not read yet who may do what.
         """
+        self.earlier_releases: list[tuple[dt.datetime, dt.datetime]] = []
+        """When an operator of an earlier release ran: what it asks for is not what today's does."""
         self._namespaces: list[str] = []
         self._made = 0
 
