@@ -6,17 +6,10 @@ place for the KV of preempted requests always does. Pure. Next: `cli/verdict.py`
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from sluice_operator.resource.spec import ServiceSpec
-
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|(m|[kMGTPE]|[KMGTPE]i))?")
-_FACTORS = {
-    "m": 0.001,
-    **{suffix: 1000.0 ** (i + 1) for i, suffix in enumerate("kMGTPE")},
-    **{f"{suffix}i": 1024.0 ** (i + 1) for i, suffix in enumerate("KMGTPE")},
-}
+from sluice_operator.resource.units import quantity_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +33,7 @@ class HostMemory:
 
 def host_memory(spec: ServiceSpec, weights_bytes: int | None) -> HostMemory | None:
     """What is needed beside what is allowed; None without a limit, or with one that the API server would not read."""
-    limit_bytes = _bytes(str(spec.resources.get("limits", {}).get("memory", "")))
+    limit_bytes = quantity_bytes(str(spec.resources.get("limits", {}).get("memory", "")))
     if limit_bytes is None:
         return None
     is_shared = spec.accelerator_count == 0
@@ -50,12 +43,3 @@ def host_memory(spec: ServiceSpec, weights_bytes: int | None) -> HostMemory | No
         swap_bytes=spec.cache.host_swap_bytes or 0,
         weights_bytes=(weights_bytes or 0) if is_shared else 0,
     )
-
-
-def _bytes(quantity: str) -> int | None:
-    """A quantity of Kubernetes' own, which may have a point and an exponent."""
-    match = _QUANTITY.fullmatch(quantity)
-    if match is None:
-        return None
-    number, exponent, suffix = match.groups()
-    return int(float(number) * (10.0 ** int(exponent) if exponent else _FACTORS.get(suffix, 1.0)))

@@ -11,10 +11,11 @@ _DURATION_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
 _MICROSECONDS = {"h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 
 _QUANTITY = re.compile(r"([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
+_ANY_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|(m|[kMGTPE]|[KMGTPE]i))?")
 _BYTES: dict[str | None, int] = {
     None: 1,
-    **{str(suffix): 1000 ** (i + 1) for i, suffix in enumerate(("k", "M", "G", "T"))},
-    **{str(suffix): 1024 ** (i + 1) for i, suffix in enumerate(("Ki", "Mi", "Gi", "Ti"))},
+    **{suffix: 1000 ** (i + 1) for i, suffix in enumerate("kMGTPE")},
+    **{f"{suffix}i": 1024 ** (i + 1) for i, suffix in enumerate("KMGTPE")},
 }
 
 
@@ -52,3 +53,13 @@ def parse_quantity_bytes(value: str | int, field: str) -> int:
     if match is None:
         raise InvalidSpec(field, f"{value!r} is no size: write a whole number with Ki, Mi, Gi, Ti, k, M, G or T")
     return int(match[1]) * _BYTES[match[2]]
+
+
+def quantity_bytes(text: str) -> int | None:
+    """Bytes of a quantity of Kubernetes' own, which may have a point and an exponent; None where it is none."""
+    match = _ANY_QUANTITY.fullmatch(text)
+    if match is None:
+        return None
+    number, exponent, suffix = match.groups()
+    factor = 10.0 ** int(exponent) if exponent else 0.001 if suffix == "m" else _BYTES[suffix]
+    return int(float(number) * factor)
