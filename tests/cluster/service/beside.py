@@ -15,7 +15,6 @@ import pytest
 
 from cluster.testnode.cluster import Cluster
 
-NODE_IP = "172.31.0.1"  # of the node: pods and the API server reach a process there
 LOG_TAIL = 4000
 
 

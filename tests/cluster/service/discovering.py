@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from charts.prometheus import Prometheus, prometheus
-from cluster.service.beside import NODE_IP, kubeconfig, program
+from cluster.service.beside import kubeconfig, program
 from cluster.service.release import CHART
+from cluster.testnode.boot import NODE_IP
 from cluster.testnode.cluster import Cluster
 
 DOCS = CHART.parents[1] / "docs/monitoring.md"

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.service.beside import NODE_IP, certificate, free_port, kubeconfig, program, running
+from cluster.service.beside import certificate, free_port, kubeconfig, program, running
 from cluster.testnode import definitions
+from cluster.testnode.boot import NODE_IP
 from cluster.testnode.cluster import Cluster
 from cluster.testnode.progress import Progress
 
