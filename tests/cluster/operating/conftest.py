@@ -72,3 +72,10 @@ def idle_service(name: str, **spec: object) -> str:
     written = {"model": {"source": {"image": {"path": "/models/tiny"}}}, "replicas": 0, **spec}
     body = {"apiVersion": "sluice.dev/v1alpha1", "kind": "InferenceService", "metadata": {"name": name}}
     return json.dumps({**body, "spec": written})
+
+
+def serves(node: Cluster, namespace: str, name: str, within_s: int = 60) -> None:
+    """Whether a new service is seen, carried out and told: by both clients of the operator, with its rights."""
+    node.kubectl("-n", namespace, "apply", "-f", "-", stdin=idle_service(name))
+    where = (f"{NAME}/{name}", "--for=condition=Degraded=False", f"--timeout={within_s}s")
+    node.kubectl("-n", namespace, "wait", *where, timeout_s=within_s + 30)

@@ -7,20 +7,12 @@ from pathlib import Path
 import pytest
 
 from cluster.operating.account import Account
-from cluster.operating.conftest import Start, idle_service
-from cluster.service.space import KIND
+from cluster.operating.conftest import Start, serves
 from cluster.testnode.boot import NODE_IP
 from cluster.testnode.cluster import Cluster
 from cluster.testnode.relay import Relay
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
-
-
-def serves(node: Cluster, namespace: str, name: str, within_s: int = 60) -> None:
-    """Whether a new service is seen, carried out and told."""
-    node.kubectl("-n", namespace, "apply", "-f", "-", stdin=idle_service(name))
-    where = (f"{KIND}/{name}", "--for=condition=Degraded=False", f"--timeout={within_s}s")
-    node.kubectl("-n", namespace, "wait", *where, timeout_s=within_s + 30)
 
 
 @pytest.fixture
