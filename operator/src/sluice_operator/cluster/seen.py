@@ -54,11 +54,12 @@ class Seen:
         place, found = place_of(item), key(item)
         newest, namespace = _number(item["metadata"]["resourceVersion"]), item["metadata"].get("namespace", "")
         before = self._places.get((namespace, found))
+        moved: list[Place] = []
         if before is not None and before != place:
             if self._services[before][found][0] > newest:
                 return []
             self.drop(*before, found)
-        moved = [before] if before is not None and before != place else []
+            moved = [before]
         if place is None:
             return moved
         objects = self._services.setdefault(place, {})
