@@ -75,6 +75,11 @@ class Release:
         return [one["metadata"]["name"] for one in self.node.list(KINDS, self.namespace, self._mine)]
 
     @property
+    def operator_pods(self) -> str:
+        """The selector of the operator's own."""
+        return f"app.kubernetes.io/name=sluice-operator,app.kubernetes.io/instance={self.name}"
+
+    @property
     def _account(self) -> str:
         return f"{self.namespace}:{self.name}-operator"
 

@@ -54,8 +54,7 @@ def test_helm_test_fails_while_the_operator_is_not_there(release: Release) -> No
     where = ("-n", release.namespace)
     node.kubectl(*where, "scale", deployment, "--replicas=0")
     # Until it has ended it answers.
-    pods = f"app.kubernetes.io/name=sluice-operator,app.kubernetes.io/instance={release.name}"
-    node.kubectl(*where, "wait", "--for=delete", "pod", "--selector", pods, "--timeout=60s")
+    node.kubectl(*where, "wait", "--for=delete", "pod", "--selector", release.operator_pods, "--timeout=60s")
     try:
         with pytest.raises(Refused):
             node.helm("test", release.name, "--namespace", release.namespace)
@@ -98,8 +97,8 @@ def test_of_two_operators_the_other_goes_on_when_the_one_that_acts_is_gone(relea
         return found
 
     def pods() -> Sequence[Object]:
-        mine = f"app.kubernetes.io/name=sluice-operator,app.kubernetes.io/instance={release.name}"
-        return [one for one in node.list("pods", where, mine) if "deletionTimestamp" not in one["metadata"]]
+        found = node.list("pods", where, release.operator_pods)
+        return [one for one in found if "deletionTimestamp" not in one["metadata"]]
 
     def may_go() -> int:
         found: int = node.get("poddisruptionbudget", name, where)["status"]["disruptionsAllowed"]
