@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.testnode.cluster import Cluster
+from cluster.testnode.cluster import Cluster, Object
 
 LOG_TAIL = 4000
 
@@ -51,6 +51,26 @@ def running(
         process.terminate()
         process.wait()
         print(f"-- {log.name}\n{log.read_text(errors='replace')[-LOG_TAIL:]}")
+
+
+def account(node: Cluster, namespace: str, name: str) -> list[Object]:
+    """A ServiceAccount with the ClusterRole of its name everywhere."""
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"{name}-{namespace}", "ownerReferences": [owner(node, namespace)]},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
+        },
+    ]
+
+
+def owner(node: Cluster, namespace: str) -> Object:
+    """The namespace as the owner of what is of the whole cluster: it takes that along when it goes."""
+    uid = node.get("namespace", namespace)["metadata"]["uid"]
+    return {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": uid}
 
 
 def kubeconfig(node: Cluster, folder: Path, namespace: str, account: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from charts.prometheus import Prometheus, prometheus
-from cluster.service.beside import kubeconfig, program
+from cluster.service.beside import account, kubeconfig, owner, program
 from cluster.service.release import CHART
 from cluster.testnode.boot import NODE_IP
 from cluster.testnode.cluster import Cluster
@@ -27,10 +27,10 @@ def discovering(node: Cluster, folder: Path, namespace: str) -> Iterator[Prometh
     config: dict[str, Any] = yaml.safe_load(block)
     del config["alerting"]
     config["global"] = FAST
-    account = str(kubeconfig(node, folder, namespace, granted(node, namespace, "pods")))
+    signs_in = str(kubeconfig(node, folder, namespace, granted(node, namespace, "pods")))
     for job in config["scrape_configs"]:
         for found in job["kubernetes_sd_configs"]:
-            found["kubeconfig_file"] = account
+            found["kubeconfig_file"] = signs_in
     rules = yaml.safe_load((CHART / "files/rules/sluice.yaml").read_text())
     with started(folder, config, rules) as watcher:
         yield watcher
@@ -47,22 +47,12 @@ def started(folder: Path, config: Mapping[str, Any], rules: Mapping[str, Any]) -
 def granted(node: Cluster, namespace: str, *resources: str) -> str:
     """A new account that may get, list and watch those everywhere, as the docs ask for; its name."""
     name = f"prometheus-{namespace}"
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     may = {"apiGroups": ["", "discovery.k8s.io"], "resources": list(resources), "verbs": ["get", "list", "watch"]}
-    # Owned by the namespace, which takes them along.
-    owner = node.get("namespace", namespace)["metadata"]
-    kept = {"name": name, "ownerReferences": [
-        {"apiVersion": "v1", "kind": "Namespace", "name": namespace, "uid": owner["uid"]}
-    ]}  # fmt: skip
-    node.apply(
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}},
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": kept, "rules": [may]},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": kept,
-            "roleRef": role,
-            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": namespace}],
-        },
-    )
+    role = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name, "ownerReferences": [owner(node, namespace)]},
+        "rules": [may],
+    }
+    node.apply(role, *account(node, namespace, name))
     return name

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.service.beside import kubeconfig, program, running
+from cluster.service.beside import account, kubeconfig, program, running
 from cluster.service.release import Release
 from cluster.testnode import definitions
 from cluster.testnode.cluster import Cluster, Object
@@ -36,7 +36,7 @@ def prometheus_operator(release: Release, folder: Path, namespace: str) -> Itera
     try:
         crds = [f"crd/{kind}.{GROUP}" for kind in ("podmonitors", "prometheuses", "prometheusrules", "servicemonitors")]
         node.kubectl("wait", "--for=condition=Established", *crds, "--timeout=60s", timeout_s=70)
-        node.apply(*_account(node, namespace))
+        node.apply(*account(node, namespace, ACCOUNT))
         config = kubeconfig(node, folder, namespace, ACCOUNT)
         words = [program("prometheus-operator"), "--web.listen-address=127.0.0.1:0", "--kubelet-endpoints=false"]
         with running(folder, "prometheus-operator", words, {"KUBECONFIG": str(config)}):
@@ -74,19 +74,3 @@ def _prometheus() -> Object:
         everything |= {f"{kind}Selector": {}, f"{kind}NamespaceSelector": {}}
     spec = {**everything, "scrapeInterval": "2s", "evaluationInterval": "2s", "scrapeTimeout": "2s", "replicas": 0}
     return {"apiVersion": f"{GROUP}/v1", "kind": "Prometheus", "metadata": {"name": NAME}, "spec": spec}
-
-
-def _account(node: Cluster, namespace: str) -> list[Object]:
-    kept = {"apiVersion": "v1", "kind": "Namespace", "name": namespace}
-    kept["uid"] = node.get("namespace", namespace)["metadata"]["uid"]
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": ACCOUNT}
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, "namespace": namespace}},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": f"{ACCOUNT}-{namespace}", "ownerReferences": [kept]},
-            "roleRef": role,
-            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
-        },
-    ]
