@@ -73,9 +73,10 @@ class Report:
             *place(service.body), available=is_available(new), settled=is_settled(new), ready=new["readyReplicas"]
         )
         is_worth = worth_writing(service.status, new, self._clock() - service.written_at)
-        # Numbers that are held back for a minute are still to be written.
-        is_held_back = not is_worth and worth_writing(service.status, new, float("inf"))
-        service.is_quiet = not (observed.pods or service.problem or is_held_back)
+        # Numbers that are held back for a minute are still to be written; asked only where nothing else keeps it awake.
+        service.is_quiet = not (
+            observed.pods or service.problem or (not is_worth and worth_writing(service.status, new, float("inf")))
+        )
         if not is_worth:
             return
         await self._cluster.apply_status(service.body, new)
