@@ -21,6 +21,7 @@ import re
 from collections.abc import Sequence
 
 _FORBIDDEN = 403
+_NOT_FOUND = 404
 # As the API server words it when its authorizer, and not a quota or a policy, says no.
 _NO_RIGHT = re.compile(r"forbidden: User .* cannot \w+ resource")
 
@@ -60,6 +61,11 @@ class ApiRefused(OperatorError):
         self.message = message
         self.retry_after_s = 0.0
         """When the server wants to be asked again at the earliest; 0: it did not say."""
+
+    @property
+    def is_not_found(self) -> bool:
+        """There is nothing of that name, or no such kind."""
+        return self.status == _NOT_FOUND
 
     @property
     def lacks_right(self) -> bool:

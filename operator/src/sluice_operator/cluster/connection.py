@@ -26,7 +26,6 @@ _PAGE = 100
 _GONE = 410
 _UNPROCESSABLE = 422
 _NOT_TYPED = "failed to create typed patch object"
-_NOT_FOUND = 404
 
 Query = Sequence[tuple[str, str]]
 
@@ -78,7 +77,7 @@ class Connection:
         try:
             return await self.call("GET", path)
         except ApiRefused as refused:
-            if refused.status == _NOT_FOUND:
+            if refused.is_not_found:
                 return None
             raise
 

@@ -37,7 +37,6 @@ _MOST_EXPLAINED = 3
 _SYNCED_WITHIN_S = 30.0
 # No object is of the first version of all: an application that names it can only make one.
 _NO_VERSION = "1"
-_NOT_FOUND = 404
 _CONFLICT = 409
 
 
@@ -119,7 +118,7 @@ class Kube:
         try:
             await self._connection.call("DELETE", _path(kind, namespace, name))
         except ApiRefused as refused:
-            if refused.status != _NOT_FOUND:
+            if not refused.is_not_found:
                 raise
 
     async def pod_events(self, namespace: str, uids: Mapping[str, str]) -> dict[str, list[Object]]:

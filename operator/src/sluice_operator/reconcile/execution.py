@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 # 401: the token was just rotated. 409: somebody wrote at the same time. 408, 429: the server is busy.
 _TEMPORARY = frozenset({401, 408, 409, 429})
-_NOT_FOUND = 404
 
 
 class Execution:
@@ -44,7 +43,7 @@ class Execution:
                 try:
                     after = await self._send(service, item, is_new=item in todo.create)
                 except ApiRefused as refused:
-                    if refused.status == _NOT_FOUND and found[0] in OPTIONAL_KINDS:
+                    if refused.is_not_found and found[0] in OPTIONAL_KINDS:
                         self._definition_gone(found[0])  # a moment ago
                         continue
                     if _may_pass(refused):

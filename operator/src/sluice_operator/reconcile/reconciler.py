@@ -47,7 +47,6 @@ _BACKOFF_S = (1, 2, 5, 10, 30, 60)
 _TOLD_AFTER = 3
 # No event tells that an obstacle outside our labels is gone: a foreign object, a policy, a quota.
 _OBSTACLE_S = 15.0
-_NOT_FOUND = 404
 
 
 class Reconciler:
@@ -229,7 +228,7 @@ class Reconciler:
         try:
             await self._report.tell(service, self.kinds, observed)
         except ApiRefused as refused:
-            if refused.status == _NOT_FOUND:
+            if refused.is_not_found:
                 await self._check_is_there(service)
             raise
         service.rest()
