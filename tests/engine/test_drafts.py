@@ -17,6 +17,7 @@ from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
+from sluice_engine.core.step import Step
 from sluice_engine.core.steptime import PlanningProfile
 
 REPEATS = 2
@@ -259,6 +260,29 @@ def test_what_steps_with_drafts_really_took_decides_whether_there_are_more() -> 
     half = len(proposed) // 2
     assert any(proposed[:half])
     assert not any(proposed[half:])
+
+
+def test_what_drafts_cost_is_not_forgotten_while_there_is_nothing_to_guess() -> None:
+    bench, _ = alone(200)
+    scheduler = bench.scheduler
+
+    def proposed() -> int:
+        """Drafts until nobody runs, where a step with any takes twenty times as long as it should."""
+        assert scheduler.drafts is not None
+        before = scheduler.drafts.proposed_total
+        while scheduler.has_work:
+            plan = bench.plan()
+            scheduler.ran(plan, plan.predicted_us * (20 if plan.draft_tokens else 1))
+            bench.settle(plan.step)
+        return scheduler.drafts.proposed_total - before
+
+    assert proposed() > 0
+    for _ in range(3000):
+        assert scheduler.drafts is not None
+        scheduler.drafts.schedule(Step(scheduler.step, 0, scheduler.limits, scheduler.budgets), may_run=True)
+    scheduler.add(make_request("again", 5, 100))
+
+    assert proposed() == 0
 
 
 def test_a_step_that_fails_ends_the_request_that_drafts_and_frees_all() -> None:

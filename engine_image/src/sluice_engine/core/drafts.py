@@ -198,7 +198,7 @@ class Drafts:
         """As many of these as make the step give more tokens in its time; none when none do."""
         decodes = len(step.decodes)
         without = self._times.predict_us(decodes, step.prefill, step.context, step.prior_pairs)
-        by_table_us = 0.0
+        by_table_us: float | None = None  # where there is nothing to guess, nothing is learned of its price
         while drafts:
             guessed = sum(len(draft.tokens) for draft in drafts)
             pairs = sum(draft.start * len(draft.tokens) for draft in drafts)
@@ -209,7 +209,7 @@ class Drafts:
             if gained * without > LEAST_GAIN * decodes * (without + guessed * each_us):
                 return drafts
             drafts = drafts[: len(drafts) // 2]
-        if self._price_us is not None:
+        if self._price_us is not None and by_table_us is not None:
             self._price_us += FORGOTTEN * (by_table_us - self._price_us)
         return drafts
 
