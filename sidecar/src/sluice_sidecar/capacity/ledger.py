@@ -243,16 +243,15 @@ class Permit:
             self.entry.told_tokens = prompt_tokens + output_tokens
         if len(choices) == 1:
             (choice,) = choices
-            output_tokens = max(choice.output_tokens, choice.passed_tokens) if output_tokens is None else output_tokens
-            choice.finish(choice.prompt_tokens if prompt_tokens is None else prompt_tokens, output_tokens)
-            choice.passed_tokens = output_tokens
+            choice.passed_tokens = choice.produced_tokens if output_tokens is None else output_tokens
+            choice.finish(choice.prompt_tokens if prompt_tokens is None else prompt_tokens, choice.passed_tokens)
         elif output_tokens is not None:
             # Of what was not seen of any of them each has its part.
-            unseen = output_tokens - sum(max(choice.output_tokens, choice.passed_tokens) for choice in choices)
+            unseen = output_tokens - sum(choice.produced_tokens for choice in choices)
             for left, choice in zip(range(len(choices), 0, -1), choices, strict=True):
                 part = max(0, unseen) // left
                 unseen -= part
-                choice.finish(choice.prompt_tokens, max(choice.output_tokens, choice.passed_tokens) + part)
+                choice.finish(choice.prompt_tokens, choice.produced_tokens + part)
 
     def close(self, now_us: int) -> bool:
         """Give the entry back; False when that had happened before."""

@@ -57,6 +57,11 @@ class Progress:
         return self.prompt_tokens + self.output_tokens
 
     @property
+    def produced_tokens(self) -> int:
+        """Output as far as the engine has told or the gate has seen it, whichever is more."""
+        return max(self.output_tokens, self.passed_tokens)
+
+    @property
     def remaining_tokens(self) -> int:
         """Tokens to compute before its next token: 1 while it decodes."""
         left = self.prompt_tokens + self.output_tokens - self.computed_tokens
