@@ -66,12 +66,13 @@ class Pricing:
         """The cost of a call. `exact_tokens` is the counted text of its largest prompt, where it was counted."""
         choices: list[ChoiceCost] = []
         matches: list[Match] = []
+        largest = None if exact_tokens is None else asked.largest
         for index, prompt in enumerate(asked.prompts):
             match = self.prefixes.match(Beginning(tenant, prompt.text if self._pool_tokens else b""))
-            is_counted = exact_tokens is not None and index == asked.largest
-            tokens = exact_tokens if exact_tokens is not None and is_counted else self._text_tokens(prompt, match)
+            counted_tokens = exact_tokens if index == largest else None
+            tokens = self._text_tokens(prompt, match) if counted_tokens is None else counted_tokens
             tokens += self.media.tokens(prompt.media)
-            if not is_counted or prompt.media:
+            if counted_tokens is None or prompt.media:
                 # An estimate that does not fit is too high: what cannot fit for certain was refused before.
                 tokens = max(1, min(tokens, most_prompt_tokens(asked.max_tokens or 1, limits)))
             room = largest_output_tokens(
@@ -123,7 +124,7 @@ class Pricing:
     def learn_prompt(self, cost: Cost, tokens: int) -> None:
         """The prompt of a call was so long: what is not text in it is worth what its text does not explain."""
         if cost.media:
-            text_tokens = cost.overhead_tokens + math.ceil(cost.text_bytes * self.ratio.tokens_per_byte)
+            text_tokens = self.ratio.tokens(PromptSize(cost.text_bytes, cost.overhead_tokens))
             self.media.learn(cost.media, tokens - text_tokens)
         elif cost.text_bytes:
             self.ratio.learn(cost.text_bytes, tokens - cost.overhead_tokens)
