@@ -5,15 +5,12 @@ Must not know admission.
 
 from __future__ import annotations
 
-import asyncio
 from urllib.parse import quote
 
-import aiohttp
 from aiohttp import web
 
 from sluice_sidecar.engines.link import EngineLink
-from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal
-from sluice_sidecar.web.listener import SERVER, answer
+from sluice_sidecar.pages import passed_on
 
 MODELS = "/v1/models"
 OPENAPI = "/openapi.json"
@@ -27,14 +24,7 @@ def is_page(path: str) -> bool:
 
 async def models(engine: EngineLink, path: str) -> web.Response:
     """The engine's answer to this path."""
-    try:
-        async with asyncio.timeout(_TIMEOUT_S), engine.request("GET", engine_path(path)) as upstream:
-            body = await upstream.read()
-            return web.Response(
-                status=upstream.status, body=body, content_type="application/json", headers={"Server": SERVER}
-            )
-    except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
-        return answer(Refusal(Reason.ENGINE_FAILED, f"The engine did not answer {path}."))
+    return await passed_on(engine.request("GET", engine_path(path)), path, _TIMEOUT_S)
 
 
 def engine_path(path: str) -> str:

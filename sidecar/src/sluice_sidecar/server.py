@@ -152,9 +152,9 @@ class Gate:
         if route is not None:
             return lambda request: self._generate(request, route), ("POST",)
         if path in tokenizing.PATHS:
-            return self._tokenize, ("POST",)
+            return lambda request: self._page(request, self._tokenize), ("POST",)
         if is_page(path):
-            return self._models, _READ
+            return lambda request: self._page(request, self._models), _READ
         return (self._probe, _READ) if path in {"/livez", "/readyz"} else (None, ())
 
     async def _probe(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -227,25 +227,22 @@ class Gate:
         with verdict.held(self.clock), overdue.watched(call, times, self.clock):
             return await self._proxy.forward(call, verdict, times)
 
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _page(self, request: web.BaseRequest, serve: Serve) -> web.StreamResponse:
+        """What the engine answers by itself, for whoever may ask it."""
         if (refusal := self._unavailable()) is not None:
             return answer(refusal)
         try:
             self._reception.terms(request)
+            return await serve(request)
         except Refused as error:
             self.admission.count(error.refusal)
             return answer(error.refusal)
+
+    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
         return await models(self.engine, request.path)
 
-    async def _tokenize(self, request: web.BaseRequest) -> web.Response:
-        if (refusal := self._unavailable()) is not None:
-            return answer(refusal)
-        try:
-            self._reception.terms(request)
-            return await self._tokenizing.handle(request, Body(self.held), lambda body: self._read(body, request))
-        except Refused as error:
-            self.admission.count(error.refusal)
-            return answer(error.refusal)
+    async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
+        return await self._tokenizing.handle(request, Body(self.held), lambda body: self._read(body, request))
 
     async def _read(self, body: Body, request: web.BaseRequest) -> None:
         await body.read(request, self.config.body_limit_bytes, self._bodies_held)

@@ -5,21 +5,20 @@ Must not know admission's room.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
-import aiohttp
 from aiohttp import web
 
 from sluice_sidecar.engines.link import EngineLink
-from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, Refused
+from sluice_sidecar.errors import Refusal, Refused
+from sluice_sidecar.pages import passed_on
 from sluice_sidecar.web.body import Body
-from sluice_sidecar.web.listener import SERVER, answer
 
 PATHS = ("/tokenize", "/detokenize")
 # The engine's pool of tokenizing threads is two, and the gate's own counts come before.
 MOST_AT_ONCE = 4
 _TIMEOUT_S = 30.0
+_HEADERS = {"Content-Type": "application/json"}
 
 
 class Tokenizing:
@@ -46,24 +45,9 @@ class Tokenizing:
                 raise Refused(self._busy())
             self._inside += 1
             try:
-                return await self._asked(request.path, body.content)
+                exchange = self._engine.request("POST", request.path, headers=_HEADERS, body=body.content)
+                return await passed_on(exchange, request.path, _TIMEOUT_S)
             finally:
                 self._inside -= 1
         finally:
             body.drop()
-
-    async def _asked(self, path: str, content: bytes) -> web.Response:
-        headers = {"Content-Type": "application/json"}
-        try:
-            async with (
-                asyncio.timeout(_TIMEOUT_S),
-                self._engine.request("POST", path, headers=headers, body=content) as upstream,
-            ):
-                return web.Response(
-                    status=upstream.status,
-                    body=await upstream.read(),
-                    content_type="application/json",
-                    headers={"Server": SERVER},
-                )
-        except (EngineUnreachable, aiohttp.ClientError, ConnectionError, TimeoutError):
-            return answer(Refusal(Reason.ENGINE_FAILED, f"The engine did not answer {path}."))
