@@ -12,7 +12,7 @@ from collections.abc import Callable
 import aiohttp
 from aiohttp import web
 
-from sluice_sidecar import leases
+from sluice_sidecar import leases, refusals
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.call import PATHS, Call
 from sluice_sidecar.capacity.ledger import Permit
@@ -62,7 +62,7 @@ class Proxy:
             self._engine.poke()
             call.outcome = "failed"
             if error.refused:
-                return Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
+                return refusals.unavailable(Reason.ENGINE_DEAD)
             return Refusal(Reason.ENGINE_FAILED, "The engine ended before it answered; send the request again.")
 
     async def _exchange(

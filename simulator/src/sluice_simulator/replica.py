@@ -14,6 +14,7 @@ from sluice_engine.core.assemble import Assembled
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import DerivedLimits
+from sluice_sidecar import refusals
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.ledger import Permit
@@ -33,7 +34,7 @@ from sluice_simulator.tally import Tally
 from sluice_simulator.workload import prompt_of, text_of
 
 # What the proxy answers when the engine's socket refuses it, or the connection breaks before the first token.
-_ENGINE_GONE = Refusal(Reason.ENGINE_DEAD, "The engine is down and is being restarted; try again in a moment.")
+_ENGINE_GONE = refusals.unavailable(Reason.ENGINE_DEAD)
 _ENGINE_ENDED = Refusal(Reason.ENGINE_FAILED, "The engine ended before it answered; send the request again.")
 
 
