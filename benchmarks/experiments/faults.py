@@ -30,6 +30,7 @@ DECLARED_PER_MINUTE = 6.0
 # At this many times the capacity the state hangs so often, for LASTS_S each, with as long between them.
 FLOOD, HANGS = 3.0, 3
 _HANGS_AT_S = range(AT_S, AT_S + 2 * LASTS_S * HANGS, 2 * LASTS_S)
+_OVER_S = _HANGS_AT_S.stop
 
 
 def happens(fault: Document | None) -> Ran:
@@ -47,7 +48,7 @@ def hangs(*, fault: bool, thresholds: bool = False) -> Ran:
     times = [{"kind": "StateHangs", "at": f"{at_s}s", "lasting": f"{LASTS_S}s"} for at_s in _HANGS_AT_S]
     changes: Document = {"faults": times} if fault else {}
     load = chat([(FLOOD * CHAT_CAPACITY, 1)], retries=NO_RETRIES)
-    return ran(scene([load], AT_S + 2 * LASTS_S * HANGS, **changes), by_thresholds if thresholds else None)
+    return ran(scene([load], _OVER_S, **changes), by_thresholds if thresholds else None)
 
 
 def run(*, quick: bool) -> Findings:
@@ -79,12 +80,11 @@ def run(*, quick: bool) -> Findings:
 
 def _hanging(findings: Findings, rows: Document) -> None:
     """What each gate makes of hangs and of what comes after them."""
-    until_s = AT_S + 2 * LASTS_S * HANGS
     plain = hangs(fault=False)
     rows["never hangs, in a flood"] = plain.row()
     for thresholds in (False, True):
         one = hangs(fault=True, thresholds=thresholds)
-        share = one.watched.good_per_second(AT_S, until_s) / plain.watched.good_per_second(AT_S, until_s)
+        share = one.watched.good_per_second(AT_S, _OVER_S) / plain.watched.good_per_second(AT_S, _OVER_S)
         rows["hangs in a flood, thresholds" if thresholds else "hangs in a flood"] = {**one.row(), "share": share}
         name = "state hangs again and again in a flood: goodput from the first on, of the undisturbed"
         if thresholds:

@@ -152,16 +152,17 @@ def run(*, quick: bool) -> Findings:
                 "median_error_without_floor_percent": round(median_error(waits, int), 1),
                 "suggested_and_observed_ms": [(a // 1000, b // 1000) for _, a, b in waits[:20]],
             }
-        tenths = told[f"{where}, by tenth of the sizes"] = {
-            "up_to_tokens": [waits[-1].tokens for waits in asked.tenths()],
-            "median_error_percent": [round(median_error(waits), 1) for waits in asked.tenths()],
-            "median_error_without_floor_percent": [round(median_error(waits, int), 1) for waits in asked.tenths()],
+        tenths = asked.tenths()
+        medians = [round(median_error(waits), 1) for waits in tenths]
+        told[f"{where}, by tenth of the sizes"] = {
+            "up_to_tokens": [waits[-1].tokens for waits in tenths],
+            "median_error_percent": medians,
+            "median_error_without_floor_percent": [round(median_error(waits, int), 1) for waits in tenths],
         }
         name = f"Retry-After: median error of the suggested wait, {where}"
         findings.most(name, median_error(asked.all), "%", 50)
         if where == LASTS:
-            nine = tenths["median_error_percent"][:-1]
-            findings.most(f"{name}, the worst of the nine smaller tenths by size", max(nine), "%", 50)
+            findings.most(f"{name}, the worst of the nine smaller tenths by size", max(medians[:-1]), "%", 50)
     findings.data["suggestions"] = told
     span_s = 1
     for spread in (True, False):
