@@ -118,6 +118,10 @@ class Limits:
         chunk = self.chunk_tokens(decodes, computed_tokens + remaining_tokens // 2)
         return remaining_tokens * computed_tokens + remaining_tokens * max(0, remaining_tokens - chunk) // 2
 
+    def computing_us(self, prompt_tokens: int) -> int:
+        """What so many prompt tokens add to the steps that carry them, wherever they stand in their prompts."""
+        return prompt_tokens * self.per_prefill_token_ns // 1000
+
     def prefill_us(
         self, queue_tokens: int, own_tokens: int, decodes: int, *, own_requests: int = 1, prior_pairs: int = 0
     ) -> int:

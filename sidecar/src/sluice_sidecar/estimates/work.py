@@ -53,7 +53,7 @@ def work_of(cost: Cost, limits: Limits) -> Work:
     step_us = limits.decode_step_us(limits.max_sequences)
     work = Work(1, cost.prefill_tokens, cost.decode_tokens)
     for choice in cost.choices:
-        prefill_us = (choice.prompt_tokens - choice.cached_tokens) * limits.per_prefill_token_ns // 1000
+        prefill_us = limits.computing_us(choice.prompt_tokens - choice.cached_tokens)
         stay_us = prefill_us + choice.output_tokens * step_us
         work.block_us += held_blocks(choice.prompt_tokens, choice.output_tokens, limits) * stay_us
     return work

@@ -157,7 +157,7 @@ class Door:
         """What keeps it out beside what others with less than their share are about to ask for."""
         limits, room, cost = self._room.limits, self._room, ticket.cost
         assert limits is not None, "asked where something was looked at"
-        most_us = max(0, self._queue_us - cost.prefill_tokens * limits.per_prefill_token_ns // 1000)
+        most_us = max(0, self._queue_us - limits.computing_us(cost.prefill_tokens))
         if room.inside(now_us) and (queue_us := room.queue_us(limits, cost, now_us)) > most_us:
             return Held(Reason.TENANT_SHARE, self.over_share(ticket), queue_us - most_us)
         part = max(wanted.tokens / limits.pool_tokens, wanted.requests / limits.max_sequences)

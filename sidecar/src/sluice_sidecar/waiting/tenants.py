@@ -285,5 +285,5 @@ def used_tokens(choices: Iterable[Progress], *, completed: bool) -> int:
 def _engine_us(limits: Limits, prompt_tokens: int, output_tokens: int, block_us: int) -> int:
     """The larger of two shares: of the engine's time, by tokens, and of its KV pool over time."""
     step_us = limits.decode_step_us(limits.max_sequences)
-    tokens_us = prompt_tokens * limits.per_prefill_token_ns // 1000 + output_tokens * step_us // limits.max_sequences
+    tokens_us = limits.computing_us(prompt_tokens) + output_tokens * step_us // limits.max_sequences
     return max(1, tokens_us, block_us // limits.total_blocks)
