@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
-from sluice_engine.core.terms import Terms
+from sluice_engine.core.terms import FLEX, Terms
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.protocol.body import shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
-from sluice_engine.protocol.generation import FLEX, Generation
+from sluice_engine.protocol.generation import Generation
 from sluice_engine.publication import LoadedEngine
 from sluice_engine.tokenizer import Tokenizer
 

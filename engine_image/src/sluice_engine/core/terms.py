@@ -15,6 +15,8 @@ CLASSES = ("critical", "interactive", "standard", "batch", "background")
 """Most urgent first; the base priority of a class is its index × 2."""
 STANDARD = "standard"
 BATCH = "batch"
+FLEX = "flex"
+"""OpenAI's service tier for a caller who can wait."""
 
 CLASS_HEADER = "x-sluice-class"
 TENANT_HEADER = "x-sluice-tenant"
@@ -77,7 +79,7 @@ class Terms:
         return CLASSES.index(self.service_class) * 2 + (behind or self.behind)
 
     def flexible(self) -> Terms:
-        """For a caller who can wait, as OpenAI's tier `flex` says: class batch, where it would be more urgent."""
+        """For a caller who can wait, as the tier FLEX says: class batch, where it would be more urgent."""
         urgent = CLASSES.index(self.service_class) < CLASSES.index(BATCH)
         return replace(self, service_class=BATCH) if urgent else self
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sluice_engine.core.request import SamplingParams
+from sluice_engine.core.terms import FLEX
 from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, shown
 from sluice_engine.protocol.structure import Structure, parse_structure
 
@@ -25,7 +26,6 @@ MAX_TOKEN_ID_DIGITS = 9
 
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 TIERS: tuple[ServiceTier, ...] = get_args(ServiceTier)
-FLEX = "flex"
 # A bound for the field alone; whether it fits is checked once the prompt's tokens are counted.
 MAX_TOKENS_BOUND = 2**31 - 1
 

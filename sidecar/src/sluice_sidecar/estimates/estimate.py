@@ -15,6 +15,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from sluice_engine.core.fit import MAX_CHOICES
+from sluice_engine.core.terms import FLEX
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import media
@@ -34,7 +35,6 @@ _TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_temp
 _LIMITS = ("max_completion_tokens", "max_tokens", "n_predict")
 # What else may end an answer, beside the model's own end.
 _ENDS = ("stop", "stop_token_ids")
-FLEX = "flex"
 # Of those and of a message, what is written out in the prompt: word for word or nearly so.
 _WRITTEN_FIELDS = ("tools", "functions", "documents")
 _WRITTEN_OF_A_MESSAGE = ("tool_calls", "function_call", "reasoning_content")
