@@ -252,14 +252,17 @@ class StepBuilder:
     def _chunks(self, chunks: list[ScheduledRequest], first: int) -> Iterator[Chunk]:
         for chunk in chunks:
             start, num_rows, end = chunk.start, chunk.num_tokens, _end(chunk)
-            future = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1)
-            mask = self._mask(future) if start else None
-            window_mask = mask
-            if self._window is not None and end > self._window:
-                near = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1 - self._window)
-                window_mask = self._mask(future | ~near)
-            blocks = self._slots.tables[chunk.slot, : blocks_for(end, self._block_tokens)].copy()
-            yield Chunk(first, num_rows, start, self._tensor(blocks if start else NO_POSITIONS), mask, window_mask)
+            window = self._window if self._window is not None and end > self._window else None
+            mask, window_mask, blocks = None, None, NO_POSITIONS
+            if start or window is not None:
+                future = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1)
+                mask = window_mask = self._mask(future) if start else None
+                if window is not None:
+                    near = torch.ones(num_rows, end, dtype=torch.bool).triu_(start + 1 - window)
+                    window_mask = self._mask(future | ~near)
+            if start:
+                blocks = self._slots.tables[chunk.slot, : blocks_for(end, self._block_tokens)].copy()
+            yield Chunk(first, num_rows, start, self._tensor(blocks), mask, window_mask)
             first += num_rows
 
     def _mask(self, hidden: Tensor) -> Tensor:
