@@ -55,10 +55,9 @@ class Answer:
     ) -> None:
         self._include_usage = generation.include_usage
         self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
+        echoes = [prompt.echo(tokenizer) for prompt in prompts]
         self._outputs = {
-            request.id: ChoiceOutput(
-                index, request, tokenizer, generation.stop, prompts[index // generation.n].echo(tokenizer)
-            )
+            request.id: ChoiceOutput(index, request, tokenizer, generation.stop, echoes[index // generation.n])
             for index, request in enumerate(requests)
         }
         self._num_open = len(requests)
