@@ -18,6 +18,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from sluice_engine.answer import Answer
+from sluice_engine.core.order.deadlines import next_deadline_us
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import InvalidTerms, Terms
 from sluice_engine.core.terms import parse as parse_terms
@@ -163,14 +164,13 @@ class EngineServer:
         if structure is None:
             return
         first = requests[0]
-        bounds = [bound for bound in (first.first_token_deadline_us, first.finish_deadline_us) if bound is not None]
         constraints = await self._grammars.constraints(
             structure,
             engine.tokenizer,
             engine.vocab_size,
             request_id=first.gate_id,
             count=len(requests),
-            until_us=min(bounds, default=None),
+            until_us=next_deadline_us(first),
         )
         for request, constraint in zip(requests, constraints, strict=True):
             request.constraint = constraint

@@ -18,7 +18,7 @@ class Deadlines:
 
     def watch(self, request: Request) -> None:
         """A request runs from now on."""
-        due_us = _next_us(request)
+        due_us = next_deadline_us(request)
         if due_us is not None:
             self._timers.set(request, due_us)
 
@@ -30,7 +30,7 @@ class Deadlines:
         """Requests that missed a deadline, earliest first; the caller ends them. O(log n) for each that comes up."""
         missed: list[Request] = []
         for request in self._timers.due(now_us):
-            due_us = _next_us(request)
+            due_us = next_deadline_us(request)
             if due_us is not None and due_us < now_us:
                 missed.append(request)
             elif due_us is not None:
@@ -38,7 +38,8 @@ class Deadlines:
         return missed
 
 
-def _next_us(request: Request) -> int | None:
+def next_deadline_us(request: Request) -> int | None:
+    """The first moment at which waiting any longer for its next token is of no use; None without a deadline."""
     first = None if request.num_output else request.first_token_deadline_us
     due = [deadline for deadline in (first, request.finish_deadline_us) if deadline is not None]
     return min(due) if due else None
