@@ -186,6 +186,23 @@ def test_the_budget_of_drafts_bounds_those_of_all() -> None:
     assert most == 6
 
 
+def test_without_a_budget_of_drafts_their_room_grows_with_the_requests_that_may_run() -> None:
+    few, many = (make_limits(block_tokens=4, max_sequences=most) for most in (1, 4))
+    pool = BlockPool(200, 4)
+    scheduler = Scheduler(few, pool, PlanningProfile(), max_length_tokens=400, most_drafts=5, num_slots=4)
+    scheduler.configure(many, scheduler.policies)
+    bench = Bench(scheduler, REPEATS)
+    for i in range(4):
+        scheduler.add(make_request(str(i), 5 + i, 80, arrival_us=i))
+    most = 0
+    while scheduler.has_work:
+        plan = bench.plan()
+        most = max(most, plan.draft_tokens)
+        bench.settle(plan.step)
+
+    assert most > 5  # what a single request may have
+
+
 def test_guesses_leave_a_block_for_everybody_who_may_need_one_next() -> None:
     bench = Bench(make_scheduler(depth=0, num_blocks=20, drafts=5), REPEATS)
     scheduler = bench.scheduler

@@ -88,7 +88,6 @@ class Scheduler:
         self.max_length_tokens = max_length_tokens
         self.policies = policies if policies is not None else Policies()
         self.prefix = prefix or PrefixCache(pool, enabled=False)
-        self.budgets = {"draft_tokens": most_drafts * limits.max_sequences, **(budgets or {})}
         self.depth = depth
         self.strict = strict
         self.requests: dict[str, Request] = {}
@@ -106,6 +105,7 @@ class Scheduler:
         )
         self.waiting = order_for(self.policies, service)
         self.rows = Rows(num_slots if num_slots is not None else limits.max_sequences)
+        self.budgets = {"draft_tokens": most_drafts * self.rows.num_slots, **(budgets or {})}
         self.window = Window()
         self.suspension = Suspension(
             space,
