@@ -13,7 +13,7 @@ from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import FLEX, Terms
 from sluice_engine.errors import InvalidRequest
-from sluice_engine.protocol.body import shown
+from sluice_engine.protocol.body import UNSUPPORTED, shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation
@@ -93,7 +93,7 @@ def requests_of(
     eos_ids = frozenset(token_id for token_id in engine.tokenizer.eos_ids if token_id < engine.vocab_size)
     if generation.structure is not None and not eos_ids:
         problem = "needs a token with which the model ends its answers, and this model has none"
-        raise InvalidRequest.field(generation.structure.param, problem, code="unsupported_parameter")
+        raise InvalidRequest.field(generation.structure.param, problem, code=UNSUPPORTED)
     if generation.service_tier == FLEX:
         terms = terms.flexible()
     seed = generation.seed if generation.seed is not None else draw_seed()

@@ -21,6 +21,7 @@ from sluice_engine.protocol.generation import (
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
+    MAX_TOKEN_ID_DIGITS,
     MAX_TOKENS_BOUND,
     TIERS,
 )
@@ -177,7 +178,7 @@ def _generation() -> Schema:
     structures: dict[str, Schema] = {
         "json": {"anyOf": [{"type": "object"}, source]},
         "regex": source,
-        "choice": {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES_OF_TEXT, "items": {**source}},
+        "choice": {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES_OF_TEXT, "items": source},
         "grammar": source,
     }
     return {
@@ -199,7 +200,7 @@ def _generation() -> Schema:
         "logit_bias": {
             "type": "object",
             "maxProperties": MAX_BIASED_TOKENS,
-            "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+            "propertyNames": {"pattern": f"^[0-9]{{1,{MAX_TOKEN_ID_DIGITS}}}$"},
             "additionalProperties": bias,
         },
         "priority": _integer(-MAX_PRIORITY, MAX_PRIORITY),

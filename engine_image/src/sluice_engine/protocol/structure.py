@@ -102,10 +102,7 @@ def _structure(fields: Fields, name: str, kind: Kind) -> Structure | None:
     elif kind == "choice":
         source = _texts(fields, name, value)
     else:
-        if not isinstance(value, str):
-            fields.refuse(name, f"must be a string, not {kind_of(value)}", "invalid_type")
-        check_text(value, fields.path(name))
-        source = value
+        source = fields.text(name) or ""
     if not source:
         fields.refuse(name, "must not be empty")
     if (size := len(source.encode("utf-8", "surrogatepass"))) > MAX_SOURCE_BYTES:
