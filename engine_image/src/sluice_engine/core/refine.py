@@ -55,7 +55,6 @@ class RefinedTable:
         self.learned_steps_total = 0
         self._target_percent = target_percent
         self._near_us = NEAR_PROMISE * promise_us
-        self._batch_steps = 0
         self._near: list[float] = []
         """Ratios of real to predicted, of steps that came near the promise."""
         self._spread: deque[float] = deque(maxlen=TAIL_STEPS)
@@ -96,13 +95,11 @@ class RefinedTable:
             self._pairs.book(table.prefill_corners(prefill_tokens), of_pairs, said)
         self._cells.book(table.corners(decode_requests, prefill_tokens, context_tokens), 1 - of_pairs, said)
         self.learned_steps_total += 1
-        self._batch_steps += 1
-        if self._batch_steps >= BATCH_STEPS:
+        if self.learned_steps_total % BATCH_STEPS == 0:
             self._learn()
 
     def _learn(self) -> None:
         """A new table from what the batch says."""
-        self._batch_steps = 0
         if len(self._near) >= NEAR_STEPS:
             middle = statistics.median(self._near)
             self._spread.extend(ratio / middle for ratio in self._near)
