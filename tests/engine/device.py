@@ -63,7 +63,7 @@ class Device:
         sampled = []
         for entry in plan.scheduled:
             decodes = entry not in plan.chunks
-            fresh = [self._last[entry.slot]] if decodes else entry.history[entry.start :]
+            fresh = [self._last[entry.slot]] if decodes else entry.tokens
             assert len(fresh) == entry.num_tokens, "a chunk of tokens that nobody knows yet"
             table = self._tables[entry.slot]
             for position, token in enumerate(fresh, start=entry.start):

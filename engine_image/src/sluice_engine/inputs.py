@@ -282,12 +282,8 @@ def _end(chunk: ScheduledRequest) -> int:
 
 
 def _tokens(chunks: list[ScheduledRequest]) -> Ints:
-    """What these chunks compute; all of it was known, or guessed, when they were planned."""
-    tokens: list[int] = []
-    for chunk in chunks:
-        tokens += chunk.request.tokens[chunk.start : _end(chunk) - len(chunk.drafts)]
-        tokens += chunk.drafts
-    return _ints(tokens)
+    """What these chunks compute."""
+    return _ints([token for chunk in chunks for token in chunk.tokens])
 
 
 def _shares(slots: Ints, starts: Ints, chunks: list[ScheduledRequest]) -> _Shares:

@@ -60,9 +60,9 @@ class ScheduledRequest:
         return 1 + len(self.drafts) if self.samples else 0
 
     @property
-    def history(self) -> list[int]:
-        """All tokens up to the last of these."""
-        return [*self.request.tokens[: self.start + self.num_tokens - len(self.drafts)], *self.drafts]
+    def tokens(self) -> list[int]:
+        """The tokens themselves; all of them were known, or guessed, when they were planned."""
+        return [*self.request.tokens[self.start : self.start + self.num_tokens - len(self.drafts)], *self.drafts]
 
     def sampling(self) -> Iterator[ScheduledRequest]:
         """One share for each token that is sampled, which ends with the token that it follows."""
