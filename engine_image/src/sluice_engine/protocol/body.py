@@ -148,10 +148,14 @@ class Fields:
             return None
         if len(ids) > most:
             self.refuse(name, f"must hold at most {most} token ids, not {len(ids)}")
-        for index, token_id in enumerate(ids):
-            if not is_kind(token_id, int):
-                self.refuse(f"{name}[{index}]", f"must be a token id, not {kind_of(token_id)}", "invalid_type")
-        return tuple(token_id for token_id in ids if isinstance(token_id, int))
+        return self.as_token_ids(name, ids)
+
+    def as_token_ids(self, name: str, items: list[object]) -> tuple[int, ...]:
+        """Items of an array that were read as something that may be token ids; any other item is refused."""
+        for index, item in enumerate(items):
+            if not is_kind(item, int):
+                self.refuse(f"{name}[{index}]", f"must be a token id, not {kind_of(item)}", "invalid_type")
+        return tuple(item for item in items if isinstance(item, int))
 
     def accept_inert(self, inert: Mapping[str, Inert]) -> None:
         """Let through what changes nothing; refuse by name what would and is not supported."""

@@ -96,10 +96,7 @@ def _prompt(fields: Fields, name: str, value: object) -> Prompt:
         fields.refuse(name, f"must be a string or an array of token ids, not {kind_of(value)}", "invalid_type")
     if not value:
         fields.refuse(name, "must not be empty")
-    for index, token_id in enumerate(value):
-        if not is_kind(token_id, int):
-            fields.refuse(f"{name}[{index}]", f"must be a token id, not {kind_of(token_id)}", "invalid_type")
-    return tuple(value)
+    return fields.as_token_ids(name, value)
 
 
 class CompletionReply:
