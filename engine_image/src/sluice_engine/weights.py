@@ -27,7 +27,7 @@ from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import ROWS_STEP, Blocks
 from sluice_engine.quantization import KINDS, rounded
 from sluice_engine.tensor_shapes import check_shapes, expected_shapes
-from sluice_engine.weights_gguf import GGUFTensors, in_rotary_pairs
+from sluice_engine.weights_gguf import GGUFTensors, in_rotary_pairs, is_turned
 from sluice_engine.weights_safetensors import SafetensorsTensors
 
 
@@ -143,6 +143,7 @@ def load(
     done = 0
 
     def read(name: str) -> Tensor:
+        """In float32, what rotary embedding turns in rotary pairs."""
         nonlocal done
         try:
             values = tensors.read(name).to(device=device, dtype=torch.float32)
@@ -150,28 +151,29 @@ def load(
             raise ModelUnavailable(f"{tensors.where}: tensor {name} cannot be read: {error}", "ModelCorrupt") from error
         done += tensors.num_bytes(name)
         progress(LoadingProgress(stage="weights", bytes_done=done, bytes_total=total))
-        return values
+        return in_rotary_pairs(values, architecture.head_dim) if is_turned(name) else values
 
-    def matrix(*names: str, head_dim: int | None = None) -> tuple[Tensor, Blocks | None]:
-        """Rows of several tensors below each other; q and k, which come with a head dimension, in rotary pairs."""
-        parts = [_turned(read(name), name, head_dim) for name in names]
-        # A head alone may be gigabytes: of one tensor no second one is made.
-        values = parts[0] if len(parts) == 1 else torch.cat(parts)
+    def quantized(values: Tensor, *names: str) -> tuple[Tensor, Blocks | None]:
+        """What `quantization` makes of the values of these tensors, and their blocks."""
         if quantization in KINDS:
             values, blocks = rounded(values, KINDS[quantization])
             return values, blocks if keep_blocks else None
         return values, _merged(tensors, *names) if keep_blocks and quantization == "Auto" else None
 
+    def matrix(*names: str) -> tuple[Tensor, Blocks | None]:
+        """Rows of several tensors below each other."""
+        parts = [read(name) for name in names]
+        # A head alone may be gigabytes: of one tensor no second one is made.
+        return quantized(parts[0] if len(parts) == 1 else torch.cat(parts), *names)
+
     embedding = read("model.embed_tokens.weight")
-    head = head_blocks = None
-    if not architecture.tied_head:
+    if architecture.tied_head:
+        head, head_blocks = quantized(embedding, "model.embed_tokens.weight")
+    else:
         head, head_blocks = matrix("lm_head.weight")
-    elif quantization in KINDS:
-        head, head_blocks = rounded(embedding, KINDS[quantization])
-        head_blocks = head_blocks if keep_blocks else None
-    elif keep_blocks and quantization == "Auto":
-        head_blocks = _merged(tensors, "model.embed_tokens.weight")
+    is_embedding = head is embedding
     embedding = embedding.to(dtype)
+    head = embedding if is_embedding else head.to(dtype)
     return Weights(
         architecture=architecture,
         embedding=embedding,
@@ -180,7 +182,7 @@ def load(
             for index in range(architecture.num_layers)
         ),
         final_norm=read("model.norm.weight").to(dtype),
-        head=embedding if head is None else head.to(dtype),
+        head=head,
         head_blocks=head_blocks,
     )
 
@@ -193,13 +195,12 @@ def _layer(
     dtype: torch.dtype,
 ) -> LayerWeights:
     """One layer, put together in float32 before it is rounded to its type."""
-    head_dim = architecture.head_dim
 
     def of(name: str, part: str = "weight") -> Tensor:
-        return _turned(read(f"{prefix}{name}.{part}"), name, head_dim)
+        return read(f"{prefix}{name}.{part}")
 
     def weights(*names: str) -> tuple[Tensor, Blocks | None]:
-        return matrix(*(f"{prefix}{name}.weight" for name in names), head_dim=head_dim)
+        return matrix(*(f"{prefix}{name}.weight" for name in names))
 
     def biases(present: bool, *names: str) -> Tensor | None:  # noqa: FBT001
         return torch.cat([of(name, "bias") for name in names]).to(dtype) if present else None
@@ -225,13 +226,6 @@ def _layer(
         down_bias=biases(architecture.mlp_bias, "mlp.down_proj"),
         qk_norm=torch.stack(norms).to(dtype) if norms is not None else None,
     )
-
-
-def _turned(values: Tensor, name: str, head_dim: int | None) -> Tensor:
-    """Rows of q and k, their biases and norms in rotary pairs; others as they are."""
-    stem = name.removesuffix(".weight")
-    turned = head_dim is not None and stem.endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
-    return in_rotary_pairs(values, head_dim) if turned and head_dim is not None else values
 
 
 def _merged(tensors: Tensors, *names: str) -> Blocks | None:

@@ -81,7 +81,7 @@ class GGUFTensors:
     def read(self, name: str) -> Tensor:
         """A tensor in float32, q and k rows in Hugging Face's order."""
         tensor = torch.from_numpy(self._values(name))
-        if self._has_rotary_pairs and _is_turned(name):
+        if self._has_rotary_pairs and is_turned(name):
             tensor = _unpermuted(tensor, self.architecture.head_dim)
         return tensor
 
@@ -98,7 +98,7 @@ class GGUFTensors:
             return None
         raw = self._data[entry.offset : entry.offset + entry.num_bytes]
         blocks = Blocks.from_file(raw.reshape(-1, _row_bytes(entry)), int(entry.kind))
-        if _is_turned(name) and not self._has_rotary_pairs:
+        if is_turned(name) and not self._has_rotary_pairs:
             return Blocks(in_rotary_pairs(blocks.data, self.architecture.head_dim), blocks.kind)
         return blocks
 
@@ -113,9 +113,9 @@ def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
     return rows.view(-1, head_dim // 2, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def _is_turned(name: str) -> bool:
+def is_turned(name: str) -> bool:
     """Whether a tensor's rows are dimensions that rotary embedding turns."""
-    return name.rpartition(".")[0].endswith(("q_proj", "k_proj"))
+    return name.rpartition(".")[0].endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
 
 
 def _row_bytes(entry: _Entry) -> int:
