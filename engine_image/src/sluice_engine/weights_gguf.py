@@ -58,8 +58,8 @@ class GGUFTensors:
         except (ValueError, struct.error, IndexError, OverflowError) as error:
             raise ModelUnavailable(f"{path} is not a sound GGUF file: {error}", "ModelCorrupt") from error
         self._data = np.memmap(path, mode="r", dtype=np.uint8)
-        self._names: dict[str, str] = {}
-        factors = tuple(self._values(ROPE_FACTORS).ravel().tolist()) if ROPE_FACTORS in self._entries else None
+        scaling = self._entries.get(ROPE_FACTORS)
+        factors = tuple(self._values(scaling).ravel().tolist()) if scaling is not None else None
         self.architecture: Architecture = read_gguf_metadata(path, metadata, frozenset(self._entries), factors)
         self._names = tensor_names(self.architecture.num_layers)
         self._has_rotary_pairs = has_rotary_pairs(metadata)
@@ -72,35 +72,41 @@ class GGUFTensors:
 
     def num_bytes(self, name: str) -> int:
         """Bytes of a tensor in the file."""
-        return self._entries[self._names.get(name, name)].num_bytes
+        return self._entry(name).num_bytes
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor as torch sees it: rows first."""
-        return self._entries[self._names.get(name, name)].shape
+        return self._entry(name).shape
 
     def read(self, name: str) -> Tensor:
         """A tensor in float32, q and k rows in Hugging Face's order."""
-        tensor = torch.from_numpy(self._values(name))
+        tensor = torch.from_numpy(self._values(self._entry(name)))
         if self._has_rotary_pairs and is_turned(name):
             tensor = _unpermuted(tensor, self.architecture.head_dim)
         return tensor
 
-    def _values(self, name: str) -> npt.NDArray[np.float32]:
-        entry = self._entries[self._names.get(name, name)]
-        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
-        values = gguf.quants.dequantize(raw.reshape(-1, _row_bytes(entry)), entry.kind)
-        return np.array(values, dtype=np.float32).reshape(entry.shape)
-
     def blocks(self, name: str) -> Blocks | None:
         """A tensor's own blocks, where kernels multiply with such; q and k rows in rotary pairs."""
-        entry = self._entries[self._names.get(name, name)]
+        entry = self._entry(name)
         if int(entry.kind) not in SCALES:
             return None
-        raw = self._data[entry.offset : entry.offset + entry.num_bytes]
-        blocks = Blocks.from_file(raw.reshape(-1, _row_bytes(entry)), int(entry.kind))
+        blocks = Blocks.from_file(self._raw(entry), int(entry.kind))
         if is_turned(name) and not self._has_rotary_pairs:
             return Blocks(in_rotary_pairs(blocks.data, self.architecture.head_dim), blocks.kind)
         return blocks
+
+    def _entry(self, name: str) -> _Entry:
+        return self._entries[self._names.get(name, name)]
+
+    def _raw(self, entry: _Entry) -> npt.NDArray[np.uint8]:
+        """A tensor as it lies in the file: [rows, bytes of a row]."""
+        block_size, type_size = gguf.GGML_QUANT_SIZES[entry.kind]
+        row_bytes = entry.shape[-1] * int(type_size) // int(block_size)
+        return self._data[entry.offset : entry.offset + entry.num_bytes].reshape(-1, row_bytes)
+
+    def _values(self, entry: _Entry) -> npt.NDArray[np.float32]:
+        values = gguf.quants.dequantize(self._raw(entry), entry.kind)
+        return np.array(values, dtype=np.float32).reshape(entry.shape)
 
 
 def in_rotary_pairs(rows: Tensor, head_dim: int) -> Tensor:
@@ -116,11 +122,6 @@ def _unpermuted(rows: Tensor, head_dim: int) -> Tensor:
 def is_turned(name: str) -> bool:
     """Whether a tensor's rows are dimensions that rotary embedding turns."""
     return name.rpartition(".")[0].endswith(("q_proj", "k_proj", "q_norm", "k_norm"))
-
-
-def _row_bytes(entry: _Entry) -> int:
-    block_size, type_size = gguf.GGML_QUANT_SIZES[entry.kind]
-    return entry.shape[-1] * int(type_size) // int(block_size)
 
 
 @cache
