@@ -133,14 +133,13 @@ def _document(path: Path) -> dict[str, object]:
 
 def _attention_bias(fields: ModelFields, kind: object) -> bool:
     """Whether all four of attention's projections have one. Classes without the field ignore it: so none may set it."""
-    if kind in {"llama", "qwen3"}:
-        if kind == "qwen3":
-            fields.only("mlp_bias", False, default=False)
-        return fields.flag("attention_bias")
-    fields.only("mlp_bias", False, default=False)
+    if kind != "llama":
+        fields.only("mlp_bias", False, default=False)
+    if kind == "mistral":
+        fields.only("attention_bias", False, default=False)
+        return False
     # Some Qwen2 files say what the class does anyway.
-    fields.only("attention_bias", False, default=False) if kind == "mistral" else fields.flag("attention_bias")
-    return False
+    return fields.flag("attention_bias") and kind != "qwen2"
 
 
 def _window(fields: ModelFields, kind: object, num_layers: int) -> tuple[int | None, tuple[int, ...]]:
