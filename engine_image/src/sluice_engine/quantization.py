@@ -14,7 +14,7 @@ from torch import Tensor
 from sluice_engine.architecture import Architecture
 from sluice_engine.config import Quantization
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.kernels.library import Q4_1, Q8_0, ROWS_STEP, Blocks
+from sluice_engine.kernels.library import Q4_1, Q8_0, Blocks
 
 KINDS = {"Int8": Q8_0, "Int4": Q4_1}
 _BLOCK = 32
@@ -50,6 +50,5 @@ def rounded(values: Tensor, kind: int) -> tuple[Tensor, Blocks | None]:
     for first in range(0, len(values), _ROWS):
         raw = gguf.quants.quantize(values[first : first + _ROWS].numpy(), quantised)
         parts.append(torch.from_numpy(gguf.quants.dequantize(raw, quantised)))
-        blocks.append(Blocks.from_file(raw, kind).data)
-    whole = torch.cat(parts)
-    return whole, None if len(values) % ROWS_STEP else Blocks(torch.cat(blocks), kind)
+        blocks.append(Blocks.from_file(raw, kind))
+    return torch.cat(parts), Blocks.stacked(blocks)

@@ -24,7 +24,7 @@ from sluice_engine.architecture import Architecture
 from sluice_engine.config import Quantization
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.kernels.library import ROWS_STEP, Blocks
+from sluice_engine.kernels.library import Blocks
 from sluice_engine.quantization import KINDS, rounded
 from sluice_engine.tensor_shapes import check_shapes, expected_shapes
 from sluice_engine.weights_gguf import GGUFTensors, in_rotary_pairs, is_turned
@@ -231,7 +231,4 @@ def _layer(
 def _merged(tensors: Tensors, *names: str) -> Blocks | None:
     """Rows of several tensors below each other; none unless all have blocks of one type."""
     parts = [blocks for name in names if (blocks := tensors.blocks(name)) is not None]
-    if len(parts) < len(names) or len({part.kind for part in parts}) > 1:
-        return None
-    data = torch.cat([part.data for part in parts])
-    return None if len(data) % ROWS_STEP else Blocks(data, parts[0].kind)
+    return None if len(parts) < len(names) else Blocks.stacked(parts)

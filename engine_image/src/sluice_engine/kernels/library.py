@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +70,13 @@ class Blocks:
         scales = np.ascontiguousarray(blocks[..., :scale_bytes]).view(np.float16).astype(np.float32)
         widened = np.concatenate([scales.view(np.uint8), blocks[..., scale_bytes:]], axis=-1)
         return cls(torch.from_numpy(widened.reshape(len(raw), -1)), kind)
+
+    @classmethod
+    def stacked(cls, parts: Sequence[Blocks]) -> Blocks | None:
+        """Rows of several below each other; none unless all have one type and their rows come to whole steps."""
+        if len({part.kind for part in parts}) > 1 or sum(len(part.data) for part in parts) % ROWS_STEP:
+            return None
+        return cls(torch.cat([part.data for part in parts]), parts[0].kind)
 
 
 class Kernels:
