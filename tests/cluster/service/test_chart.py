@@ -111,6 +111,8 @@ def test_of_two_operators_the_other_goes_on_when_the_one_that_acts_is_gone(relea
         node.wait_for("one of the two to act", lambda: holder() in {pod["metadata"]["name"] for pod in pods()})
         acting = holder()
         node.kubectl("-n", where, "delete", "pod", acting, "--grace-period=0", "--force")
+        # The kubelet ends the process a moment after its pod is gone; until then it may act once more.
+        node.wait_for("the other to act", lambda: holder() not in {"", acting})
         space.apply(space.tiny("late", replicas=0))
         space.wait("late", "condition=Degraded=False")
         assert holder() != acting
