@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from sluice_engine.config import ModelSource
-from sluice_engine.sources import resolve
-from sluice_engine.weights_gguf import GGUFTensors
+from sluice_engine.model_files.sources import resolve
+from sluice_engine.model_files.weights_gguf import GGUFTensors
 
 DEMO = "smollm2-135m"
 

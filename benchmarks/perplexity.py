@@ -17,10 +17,10 @@ import torch
 
 from report import Bar, Report, arguments
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
-from sluice_engine.inputs import StepBuilder
-from sluice_engine.runner import TorchRunner
-from sluice_engine.synthetic import piece_plan
-from sluice_engine.tokenizer import load_tokenizer
+from sluice_engine.compute.inputs import StepBuilder
+from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.compute.synthetic import piece_plan
+from sluice_engine.text.tokenizer import load_tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "opticks.txt"
 SOURCE = ModelSource(demo="smollm2-135m")

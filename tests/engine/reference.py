@@ -27,7 +27,7 @@ from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.executor import ThreadExecutor
-from sluice_engine.runner import TorchRunner
+from sluice_engine.compute.runner import TorchRunner
 
 # Two logits this close are a tie that rounding may break either way (design: determinism).
 TIE = 1e-3

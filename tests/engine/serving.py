@@ -37,11 +37,11 @@ from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.live_file import live_file
-from sluice_engine.live_state import Identity
-from sluice_engine.metrics import register
-from sluice_engine.publication import LoadedEngine
-from sluice_engine.server import EngineServer, Sources
-from sluice_engine.service import EngineService
+from sluice_engine.serving.live_state import Identity
+from sluice_engine.serving.metrics import register
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.serving.server import EngineServer, Sources
+from sluice_engine.serving.service import EngineService
 
 TOKENIZER = tiny_tokenizer()
 BLOCK_TOKENS = 4

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluice_engine.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
+from sluice_engine.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
 from sluice_engine.errors import InvalidRequest, ModelUnavailable
 
 MESSAGES = [{"role": "user", "content": "hi <b> é"}]

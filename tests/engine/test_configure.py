@@ -35,7 +35,7 @@ from sluice_engine.core.order.policy import Policies, order_for, reorder
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import PlanningProfile
-from sluice_engine.publication import LoadedEngine
+from sluice_engine.serving.publication import LoadedEngine
 
 CAPACITY = Capacity(
     num_blocks=64, block_tokens=8, max_length_tokens=400, max_decode_requests=16, max_prefill_tokens=4096

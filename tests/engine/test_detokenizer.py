@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.tiny_model import tiny_tokenizer
-from sluice_engine.detokenizer import IncrementalDecoder
+from sluice_engine.text.detokenizer import IncrementalDecoder
 
 # Tokens of one byte, of two, of half a character and of none, so that every cut happens.
 TOKENS = [bytes([byte]) for byte in range(256)] + [

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice_engine.device import choose_dtype, free_memory_bytes, usable_cores
+from sluice_engine.compute.device import choose_dtype, free_memory_bytes, usable_cores
 from sluice_engine.errors import InvalidConfig
 
 CPU = torch.device("cpu")

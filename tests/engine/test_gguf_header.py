@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import read_metadata
+from sluice_engine.model_files.gguf_header import read_metadata
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_tokenizer import GGUFTokenizer, read_gguf_tokenizer
-from sluice_engine.token_bytes import _byte_alphabet, token_bytes
+from sluice_engine.text.gguf_tokenizer import GGUFTokenizer, read_gguf_tokenizer
+from sluice_engine.text.token_bytes import _byte_alphabet, token_bytes
 
 PATH = Path("model.gguf")
 

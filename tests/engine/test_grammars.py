@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.tiny_model import tiny_tokenizer
-from sluice_engine import grammars as module
+from sluice_engine.text import grammars as module
 from sluice_engine.errors import DeadlineMissed, InvalidRequest
-from sluice_engine.grammars import Grammars, TokenConstraint
+from sluice_engine.text.grammars import Grammars, TokenConstraint
 from sluice_engine.protocol.structure import Structure
 
 TOKENIZER = tiny_tokenizer()

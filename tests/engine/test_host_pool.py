@@ -12,7 +12,7 @@ from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.host_pool import HostPool
 from sluice_engine.core.link import Link
 from sluice_engine.core.request import Request
-from sluice_engine.host_blocks import HostBlocks
+from sluice_engine.compute.host_blocks import HostBlocks
 
 BLOCK_TOKENS = 4
 

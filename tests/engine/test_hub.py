@@ -14,8 +14,8 @@ from hub_server import COMMIT, REPOSITORY, HubServer
 from sluice_engine.config import HubSource
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.hub import Fetched, fetch
-from sluice_engine.hub_cache import HubCache
+from sluice_engine.model_files.hub import Fetched, fetch
+from sluice_engine.model_files.hub_cache import HubCache
 
 WEIGHTS = bytes(range(256)) * 40
 FILES = {

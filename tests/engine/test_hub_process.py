@@ -28,7 +28,7 @@ FETCH = """
 import sys
 from sluice_engine.config import HubSource
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.hub import fetch
+from sluice_engine.model_files.hub import fetch
 source = HubSource(repository=sys.argv[1], file="tiny.gguf", cache_dir=sys.argv[2])
 try:
     print(fetch(source, lambda progress: None, sleep=lambda s: None).path.read_bytes().decode())

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
-from sluice_engine.attention import plain
+from sluice_engine.compute.attention import plain
 from sluice_engine.config import ModelSource
-from sluice_engine.device import cpu_flags
+from sluice_engine.compute.device import cpu_flags
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.build import LEVELS, SOURCE, Found, find_or_build
 from sluice_engine.kernels.build import main as build_into
 from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
-from sluice_engine.sources import resolve
-from sluice_engine.weights import load, open_tensors
+from sluice_engine.model_files.sources import resolve
+from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama
 
 needs_kernels = pytest.mark.skipif(

@@ -10,8 +10,8 @@ import pytest
 
 from engine.serving import clock
 from sluice_engine.core.state import LoadingProgress
-from sluice_engine.publication import LoadedEngine
-from sluice_engine.service import EngineService
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.serving.service import EngineService
 
 
 @pytest.mark.parametrize("stage", ["download", "weights", "step_table"])

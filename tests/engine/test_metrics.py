@@ -5,9 +5,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from engine.serving import IDENTITY, LIVE_FILE, HeldRunner, Served, clock, make_loaded, served
 from metric_lines import check
-from sluice_engine.counters import Counters, Histogram
-from sluice_engine.metrics import EngineCollector
-from sluice_engine.service import EngineService
+from sluice_engine.serving.counters import Counters, Histogram
+from sluice_engine.serving.metrics import EngineCollector
+from sluice_engine.serving.service import EngineService
 
 
 async def scrape(engine: Served) -> dict[str, float]:

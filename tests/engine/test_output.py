@@ -9,7 +9,7 @@ from engine.tiny_model import tiny_tokenizer
 from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Outcome
 from sluice_engine.errors import RequestError
-from sluice_engine.output import ChoiceOutput
+from sluice_engine.serving.output import ChoiceOutput
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,12 @@ from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
-from sluice_engine.grammars import Grammars
-from sluice_engine.model import Model
+from sluice_engine.text.grammars import Grammars
+from sluice_engine.compute.model import Model
 from sluice_engine.protocol.structure import Structure
-from sluice_engine.runner import TorchRunner
-from sluice_engine.tokenizer import load_tokenizer
-from sluice_engine.weights import LayerWeights, load, open_tensors
+from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.text.tokenizer import load_tokenizer
+from sluice_engine.model_files.weights import LayerWeights, load, open_tensors
 from tiny_model import VOCAB_SIZE, make_tiny_llama
 
 
@@ -280,7 +280,7 @@ def test_loading_tells_how_far_it_is(tiny: Path) -> None:
 def test_a_model_in_the_making_holds_one_layer_unpacked_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_engine.model._KEEP_ROWS_UP_TO_BYTES", 0)
+    monkeypatch.setattr("sluice_engine.compute.model._KEEP_ROWS_UP_TO_BYTES", 0)
     path = make_tiny_llama(tmp_path / "model", num_layers=5)
     weights = load(open_tensors(path), torch.float32, torch.device("cpu"), lambda _: None)
     held: list[weakref.ref[torch.Tensor]] = []
@@ -319,10 +319,10 @@ def test_weights_that_give_no_number_end_the_start(tmp_path: Path) -> None:
 def test_weights_that_memory_cannot_hold_are_refused_before_they_are_read(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_engine.runner.free_memory_bytes", lambda _device: 100_000)
+    monkeypatch.setattr("sluice_engine.compute.runner.free_memory_bytes", lambda _device: 100_000)
     read: list[str] = []
     monkeypatch.setattr(
-        "sluice_engine.weights_safetensors.SafetensorsTensors.read", lambda _self, name: read.append(name)
+        "sluice_engine.model_files.weights_safetensors.SafetensorsTensors.read", lambda _self, name: read.append(name)
     )
     says = r"its weights are 0\.\d MB in float32, and 0\.1 MB of memory are free"
     with pytest.raises(ModelUnavailable, match=says) as caught:

@@ -16,9 +16,9 @@ from openai import AsyncOpenAI
 from engine.serving import Served, served, until
 from sluice_engine.codec import decode
 from sluice_engine.core.state import EngineState
-from sluice_engine.counters import Counters
-from sluice_engine.publication import publication_of
-from sluice_engine.responses import MAX_BODY_BYTES
+from sluice_engine.serving.counters import Counters
+from sluice_engine.serving.publication import publication_of
+from sluice_engine.serving.responses import MAX_BODY_BYTES
 
 
 @pytest.fixture
@@ -482,7 +482,7 @@ async def test_a_stream_that_breaks_on_our_side_ends_with_an_error_event(
     def broken(*_: object) -> None:
         raise IndexError("a fault of ours")
 
-    monkeypatch.setattr("sluice_engine.output.ChoiceOutput.push", broken)
+    monkeypatch.setattr("sluice_engine.serving.output.ChoiceOutput.push", broken)
     events = await frames(engine, "/v1/chat/completions", chat("endless", stream=True))
     await engine.idle()
 
@@ -610,7 +610,7 @@ async def test_shutting_down_ends_streams_with_an_error_event_and_without_done(e
 
 
 async def test_too_many_waiting_requests_are_429(engine: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluice_engine.service.MAX_WAITING_CHOICES", 2)
+    monkeypatch.setattr("sluice_engine.serving.service.MAX_WAITING_CHOICES", 2)
     engine.runner.may_step.clear()
     tasks = [asyncio.create_task(engine.post("/v1/chat/completions", chat("hi", n=5))) for _ in range(2)]
     await until(lambda: engine.service.held_choices() == 10)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sluice_engine.errors import SocketUnavailable
-from sluice_engine.socket_file import bound_with_mode, claim
+from sluice_engine.serving.socket_file import bound_with_mode, claim
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.sources import resolve
+from sluice_engine.model_files.sources import resolve
 
 
 def test_the_demo_model_is_found_without_importing_its_wheel() -> None:

@@ -8,9 +8,9 @@ import json
 import pytest
 
 from engine.serving import Served, served
-from sluice_engine import steps_page as module
+from sluice_engine.serving import steps_page as module
 from sluice_engine.codec import encode
-from sluice_engine.steps_page import steps_page
+from sluice_engine.serving.steps_page import steps_page
 
 
 async def _busy(engine: Served) -> None:

@@ -12,9 +12,9 @@ from tokenizers import Regex, models, pre_tokenizers
 
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import read_metadata
-from sluice_engine.sources import resolve
-from sluice_engine.tokenizer import Tokenizer, load_tokenizer
+from sluice_engine.model_files.gguf_header import read_metadata
+from sluice_engine.model_files.sources import resolve
+from sluice_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 DEMO = ModelSource(demo="smollm2-135m")
 MESSAGES = [

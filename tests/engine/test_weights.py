@@ -17,8 +17,8 @@ from engine.gguf_file import make_gguf, round_like
 from engine.reference import Reference, greedy, load_runner, run
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.weights import load, open_tensors
-from sluice_engine.weights_gguf import GGUFTensors, can_read
+from sluice_engine.model_files.weights import load, open_tensors
+from sluice_engine.model_files.weights_gguf import GGUFTensors, can_read
 from tiny_model import make_tiny_llama
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"

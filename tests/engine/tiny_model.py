@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from sluice_engine.chat_template import ChatTemplate
-from sluice_engine.token_bytes import _byte_alphabet, token_bytes
-from sluice_engine.tokenizer import Tokenizer
+from sluice_engine.text.chat_template import ChatTemplate
+from sluice_engine.text.token_bytes import _byte_alphabet, token_bytes
+from sluice_engine.text.tokenizer import Tokenizer
 
 START, END, EOS = 256, 257, 258
 TEMPLATE = (

@@ -19,7 +19,7 @@ PURE_STDLIB = {
     "statistics", "string", "textwrap", "types", "typing",
 }  # fmt: skip
 PURE_PROJECT = {
-    "sluice_engine.hub_files",
+    "sluice_engine.model_files.hub_files",
     "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.admission", "sluice_sidecar.bounds",
     "sluice_sidecar.deadlines", "sluice_sidecar.capacity", "sluice_sidecar.waiting", "sluice_sidecar.retries",
@@ -141,7 +141,7 @@ def test_tests_are_no_packages() -> None:
     [
         pytest.param(
             ["torch"],
-            "sluice_engine.server, sluice_engine.service, sluice_engine.protocol, sluice_engine.tokenizer, "
+            "sluice_engine.serving.server, sluice_engine.serving.service, sluice_engine.protocol, sluice_engine.text.tokenizer, "
             "sluice_sidecar.server",
             id="the engine's serving side and the gate without torch",
         ),

@@ -28,13 +28,13 @@ from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, SocketUnavailable
 from sluice_engine.live_file import LiveFile, live_file
-from sluice_engine.live_state import Identity
+from sluice_engine.serving.live_state import Identity
 from sluice_engine.logs import log_to_stderr
-from sluice_engine.metrics import register
-from sluice_engine.publication import LoadedEngine
-from sluice_engine.server import EngineServer, Sources
-from sluice_engine.service import EngineService
-from sluice_engine.socket_file import bound_with_mode, claim
+from sluice_engine.serving.metrics import register
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.serving.server import EngineServer, Sources
+from sluice_engine.serving.service import EngineService
+from sluice_engine.serving.socket_file import bound_with_mode, claim
 
 log = logging.getLogger("sluice_engine")
 

@@ -18,9 +18,9 @@ from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.executor import ThreadExecutor
-from sluice_engine.publication import LoadedEngine
-from sluice_engine.runner import TorchRunner
-from sluice_engine.tokenizer import load_tokenizer
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def _with_files(config: EngineConfig, progress: Callable[[LoadingProgress], None
     hub = config.model.source.hub
     if hub is None:
         return config, ""
-    from sluice_engine.hub import fetch  # noqa: PLC0415  # its library reads the environment, and is needed by few
+    from sluice_engine.model_files.hub import fetch  # noqa: PLC0415  # its library reads the environment, and is needed by few
 
     fetched = fetch(hub, progress)
     log.info("model fetched", extra={"repository": hub.repository, "commit": fetched.commit})

@@ -12,7 +12,7 @@ from cluster.service.streams import once
 from cluster.testnode.boot import NODE_IP
 from hub_server import COMMIT, REPOSITORY, HubServer
 from sluice_engine.config import ModelSource
-from sluice_engine.sources import resolve
+from sluice_engine.model_files.sources import resolve
 
 pytestmark = pytest.mark.cluster
 

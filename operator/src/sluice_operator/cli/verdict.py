@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_engine import sources
+from sluice_engine.model_files import sources
 from sluice_engine.config import ModelSource
 from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice_engine.architecture import Architecture
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
 
 # Older checkpoints store what follows from the configuration.

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVarTuple
 
-from sluice_engine.call_stream import CallStream
+from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import RunnerFailed
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import LoadingProgress, Phase
-from sluice_engine.counters import Counters
+from sluice_engine.serving.counters import Counters
 from sluice_engine.errors import (
     EngineNotReady,
     EngineOverloaded,
@@ -29,7 +29,7 @@ from sluice_engine.errors import (
     ModelUnavailable,
     RequestError,
 )
-from sluice_engine.publication import LoadedEngine, Publication, publication_of
+from sluice_engine.serving.publication import LoadedEngine, Publication, publication_of
 
 log = logging.getLogger(__name__)
 

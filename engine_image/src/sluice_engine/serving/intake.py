@@ -17,8 +17,8 @@ from sluice_engine.protocol.body import UNSUPPORTED, shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation
-from sluice_engine.publication import LoadedEngine
-from sluice_engine.tokenizer import Tokenizer
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

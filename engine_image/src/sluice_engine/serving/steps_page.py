@@ -13,7 +13,7 @@ from typing import Any
 
 from sluice_engine.codec import encode
 from sluice_engine.core.trace import StepRecord
-from sluice_engine.service import EngineService
+from sluice_engine.serving.service import EngineService
 
 # Shares of requests in one piece: about 2 ms of work.
 PIECE_SHARES = 1024

@@ -12,7 +12,7 @@ from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import SCHEMA_VERSION, EngineState, GrammarState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.errors import NotFound
-from sluice_engine.service import EngineService
+from sluice_engine.serving.service import EngineService
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

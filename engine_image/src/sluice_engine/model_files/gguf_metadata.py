@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_engine.architecture import Architecture
-from sluice_engine.model_fields import ModelFields
-from sluice_engine.rope import RopeScaling, yarn_attention_factor
+from sluice_engine.model_files.architecture import Architecture
+from sluice_engine.model_files.model_fields import ModelFields
+from sluice_engine.model_files.rope import RopeScaling, yarn_attention_factor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import RequestStatus
 from sluice_engine.core.state import FinishedState, HostState, PoolState, PrefixState, RequestState, request_state
 from sluice_engine.core.tuning import Tuning
-from sluice_engine.counters import Counters, CountersCopy
-from sluice_engine.tokenizer import Tokenizer
+from sluice_engine.serving.counters import Counters, CountersCopy
+from sluice_engine.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

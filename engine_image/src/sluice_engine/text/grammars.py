@@ -21,7 +21,7 @@ from sluice_engine.core.constraint import ConstraintBroken
 from sluice_engine.core.state import GrammarState, GrammarWait
 from sluice_engine.errors import DeadlineMissed, EngineOverloaded, InvalidRequest
 from sluice_engine.protocol.structure import Structure
-from sluice_engine.tokenizer import Tokenizer
+from sluice_engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

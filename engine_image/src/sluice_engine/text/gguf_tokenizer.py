@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.gguf_header import Value
+from sluice_engine.model_files.gguf_header import Value
 
 # `tokenizer.ggml.token_type`.
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4

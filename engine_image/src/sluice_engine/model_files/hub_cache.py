@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sluice_engine import codec
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.hub_files import Checksum, HubFile, HubListing
+from sluice_engine.model_files.hub_files import Checksum, HubFile, HubListing
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CHECKSUM = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")

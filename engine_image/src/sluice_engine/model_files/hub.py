@@ -39,8 +39,8 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # its own pac
 from sluice_engine.config import HubSource
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.hub_cache import HubCache, is_commit
-from sluice_engine.hub_files import Checksum, HubFile, HubListing, model_files
+from sluice_engine.model_files.hub_cache import HubCache, is_commit
+from sluice_engine.model_files.hub_files import Checksum, HubFile, HubListing, model_files
 
 log = logging.getLogger(__name__)
 

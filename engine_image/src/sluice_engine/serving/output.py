@@ -7,7 +7,7 @@ from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
 from sluice_engine.protocol.reply import FinishReason, Piece, RankedToken, TokenLogprob
-from sluice_engine.tokenizer import Tokenizer
+from sluice_engine.text.tokenizer import Tokenizer
 
 
 class ChoiceOutput:

@@ -11,7 +11,7 @@ import gguf
 import torch
 from torch import Tensor
 
-from sluice_engine.architecture import Architecture
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.config import Quantization
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.library import Q4_1, Q8_0, Blocks

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_engine.rope import RopeScaling, inverse_frequencies
+from sluice_engine.model_files.rope import RopeScaling, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

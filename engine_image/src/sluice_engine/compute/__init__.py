@@ -1,0 +1,1 @@
+"""One step of the model: its inputs, layers, caches and samples, on whatever device torch has."""

@@ -1,0 +1,1 @@
+"""What a model's files say: where they lie or come from, the shape they describe, their weights."""
