@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from report import Bar, Report, arguments
-from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.synthetic import piece_plan
+from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.text.tokenizer import load_tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "opticks.txt"

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.scripted import make_limits
+from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.host_pool import HostPool
@@ -27,7 +28,6 @@ from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.executor import ThreadExecutor
-from sluice_engine.compute.runner import TorchRunner
 
 # Two logits this close are a tie that rounding may break either way (design: determinism).
 TIE = 1e-3

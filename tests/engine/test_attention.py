@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.scripted import plan_of
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles, plain
+from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_engine.compute.inputs import StepBuilder
+from sluice_engine.model_files.architecture import Architecture
 
 BLOCK_TOKENS, NUM_BLOCKS, HEADS, KV_HEADS, HEAD_DIM = 8, 40, 6, 2, 16
 SHAPE = Architecture(

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sluice_engine.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
 from sluice_engine.errors import InvalidRequest, ModelUnavailable
+from sluice_engine.text.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hi <b> é"}]
 

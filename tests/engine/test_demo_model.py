@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
+from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import ModelSource
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.model_files.sources import resolve
 from sluice_engine.text.tokenizer import load_tokenizer
 

@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from engine.gguf_file import make_gguf, round_like
 from engine.reference import Reference, greedy, load_runner, outputs, run
-from sluice_engine.config import ModelSource
 from sluice_engine.compute.device import cpu_flags
+from sluice_engine.config import ModelSource
 from sluice_engine.kernels.library import SWITCH, load_kernels
 from sluice_engine.model_files.weights import open_tensors
 from tiny_model import make_tiny_llama

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from engine.tiny_model import tiny_tokenizer
-from sluice_engine.text import grammars as module
 from sluice_engine.errors import DeadlineMissed, InvalidRequest
-from sluice_engine.text.grammars import Grammars, TokenConstraint
 from sluice_engine.protocol.structure import Structure
+from sluice_engine.text import grammars as module
+from sluice_engine.text.grammars import Grammars, TokenConstraint
 
 TOKENIZER = tiny_tokenizer()
 

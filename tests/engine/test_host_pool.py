@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scripted import make_request
+from sluice_engine.compute.host_blocks import HostBlocks
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.host_pool import HostPool
 from sluice_engine.core.link import Link
 from sluice_engine.core.request import Request
-from sluice_engine.compute.host_blocks import HostBlocks
 
 BLOCK_TOKENS = 4
 

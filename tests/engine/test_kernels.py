@@ -17,8 +17,8 @@ from torch.nn.functional import silu
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from sluice_engine.compute.attention import plain
-from sluice_engine.config import ModelSource
 from sluice_engine.compute.device import cpu_flags
+from sluice_engine.config import ModelSource
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.build import LEVELS, SOURCE, Found, find_or_build
 from sluice_engine.kernels.build import main as build_into

@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from engine.gguf_file import make_gguf
 from engine.reference import Reference, greedy, outputs, run
-from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.compute.device import cpu_flags
+from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.library import SWITCH, load_kernels
 from sluice_engine.model_files.quantization import KINDS, check
-from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama
 

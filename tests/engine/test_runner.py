@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from engine.scripted import plan_of
+from sluice_engine.compute.model import Model
+from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.constraint import Constraint
 from sluice_engine.core.fit import blocks_for
@@ -26,12 +28,10 @@ from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
-from sluice_engine.text.grammars import Grammars
-from sluice_engine.compute.model import Model
-from sluice_engine.protocol.structure import Structure
-from sluice_engine.compute.runner import TorchRunner
-from sluice_engine.text.tokenizer import load_tokenizer
 from sluice_engine.model_files.weights import LayerWeights, load, open_tensors
+from sluice_engine.protocol.structure import Structure
+from sluice_engine.text.grammars import Grammars
+from sluice_engine.text.tokenizer import load_tokenizer
 from tiny_model import VOCAB_SIZE, make_tiny_llama
 
 

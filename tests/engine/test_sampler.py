@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.scripted import SampledToken
+from sluice_engine.compute.sampler import Sampler, Samples, exponentials, keys_of
 from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
-from sluice_engine.compute.sampler import Sampler, Samples, exponentials, keys_of
 
 LOGITS = torch.tensor([2.0, 1.0, 0.0, -1.0, -3.0])
 PROBABILITIES = LOGITS.softmax(-1).tolist()

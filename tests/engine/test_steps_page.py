@@ -8,8 +8,8 @@ import json
 import pytest
 
 from engine.serving import Served, served
-from sluice_engine.serving import steps_page as module
 from sluice_engine.codec import encode
+from sluice_engine.serving import steps_page as module
 from sluice_engine.serving.steps_page import steps_page
 
 

@@ -141,8 +141,8 @@ def test_tests_are_no_packages() -> None:
     [
         pytest.param(
             ["torch"],
-            "sluice_engine.serving.server, sluice_engine.serving.service, sluice_engine.protocol, sluice_engine.text.tokenizer, "
-            "sluice_sidecar.server",
+            "sluice_engine.serving.server, sluice_engine.serving.service, sluice_engine.protocol, "
+            "sluice_engine.text.tokenizer, sluice_sidecar.server",
             id="the engine's serving side and the gate without torch",
         ),
         pytest.param(

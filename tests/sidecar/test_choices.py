@@ -11,9 +11,9 @@ from engine.serving import HeldRunner, make_loaded
 from sidecar.scripted_engine import live_config, ready_state
 from sluice_engine.core.fit import MAX_CHOICES
 from sluice_engine.core.terms import Terms
+from sluice_engine.protocol.completions import parse_completion
 from sluice_engine.serving.counters import Counters
 from sluice_engine.serving.intake import completion_prompts, requests_of
-from sluice_engine.protocol.completions import parse_completion
 from sluice_engine.serving.publication import LoadedEngine, publication_of
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.ledger import UNSEEN_GRACE_US, Ledger

@@ -28,8 +28,8 @@ from sluice_engine.config import EngineConfig, LiveConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, SocketUnavailable
 from sluice_engine.live_file import LiveFile, live_file
-from sluice_engine.serving.live_state import Identity
 from sluice_engine.logs import log_to_stderr
+from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import register
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.server import EngineServer, Sources

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_engine.calibrate import calibrate, keep, kept_path
+from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import EngineConfig, LiveConfig, ModelSource
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
@@ -19,7 +20,6 @@ from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.executor import ThreadExecutor
 from sluice_engine.serving.publication import LoadedEngine
-from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)

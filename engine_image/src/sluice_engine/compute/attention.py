@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.compute.host_blocks import HostBlocks
 from sluice_engine.compute.inputs import Chunk, SingleBucket
+from sluice_engine.model_files.architecture import Architecture
 
 
 class KVCache:

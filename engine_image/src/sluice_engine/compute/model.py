@@ -12,8 +12,8 @@ from torch.nn.functional import embedding, silu
 
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles
 from sluice_engine.compute.inputs import StepInputs
-from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.compute.linear import Linear
+from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.model_files.weights import LayerWeights, Weights
 
 # Up to this size a CPU holds its weights twice, so that a single stream is as fast as its memory.

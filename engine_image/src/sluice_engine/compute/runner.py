@@ -17,21 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.compute.attention import KVCache
+from sluice_engine.compute.device import (
+    choose_device,
+    choose_dtype,
+    cpu_flags,
+    describe,
+    free_memory_bytes,
+    usable_cores,
+)
+from sluice_engine.compute.inputs import StepBuilder
+from sluice_engine.compute.model import Model
+from sluice_engine.compute.sampler import Sampler, Samples
+from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
 from sluice_engine.config import CacheConfig, EngineConfig
 from sluice_engine.core.link import Link
 from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, StepResult
 from sluice_engine.core.state import LoadingProgress
-from sluice_engine.compute.device import choose_device, choose_dtype, cpu_flags, describe, free_memory_bytes, usable_cores
 from sluice_engine.errors import InvalidConfig, ModelUnavailable
-from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
-from sluice_engine.compute.model import Model
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.quantization import check as check_quantization
-from sluice_engine.compute.sampler import Sampler, Samples
 from sluice_engine.model_files.sources import resolve
-from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
 from sluice_engine.model_files.weights import Tensors, load, open_tensors
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.model_fields import ModelFields
 from sluice_engine.model_files.rope import RopeScaling, yarn_attention_factor
 

@@ -9,8 +9,8 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.model_files.architecture import Architecture
 
 _MOST_CHARACTERS = 60  # of a value that an error quotes
 

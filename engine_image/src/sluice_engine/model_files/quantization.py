@@ -11,10 +11,10 @@ import gguf
 import torch
 from torch import Tensor
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.config import Quantization
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.library import Q4_1, Q8_0, Blocks
+from sluice_engine.model_files.architecture import Architecture
 
 KINDS = {"Int8": Q8_0, "Int4": Q4_1}
 _BLOCK = 32

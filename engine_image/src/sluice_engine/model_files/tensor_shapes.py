@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.model_files.architecture import Architecture
 
 # Older checkpoints store what follows from the configuration.
 _DERIVED_SUFFIX = "rotary_emb.inv_freq"

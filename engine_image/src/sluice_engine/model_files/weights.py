@@ -20,11 +20,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.config import Quantization
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import Blocks
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.quantization import KINDS, rounded
 from sluice_engine.model_files.tensor_shapes import check_shapes, expected_shapes
 from sluice_engine.model_files.weights_gguf import GGUFTensors, in_rotary_pairs, is_turned

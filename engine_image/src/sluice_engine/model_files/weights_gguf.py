@@ -19,11 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.library import SCALES, Blocks
+from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.gguf_header import HeaderReader
 from sluice_engine.model_files.gguf_metadata import ROPE_FACTORS, has_rotary_pairs, read_gguf_metadata, tensor_names
-from sluice_engine.kernels.library import SCALES, Blocks
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32

@@ -16,10 +16,10 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
-from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.model_files.hf_config import read_hf_config
 from sluice_engine.kernels.library import Blocks
+from sluice_engine.model_files.architecture import Architecture
+from sluice_engine.model_files.hf_config import read_hf_config
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Request
 from sluice_engine.errors import RequestError, RequestFailed
-from sluice_engine.serving.intake import Prompt
-from sluice_engine.serving.output import ChoiceOutput
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import DONE, Choice, FinishReason, Piece, Reply, TokenLogprob, Usage, error_frame
+from sluice_engine.serving.call_stream import CallStream
+from sluice_engine.serving.intake import Prompt
+from sluice_engine.serving.output import ChoiceOutput
 from sluice_engine.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

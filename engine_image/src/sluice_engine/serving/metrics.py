@@ -18,12 +18,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
-from sluice_engine.serving.counters import CountersCopy, HistogramCopy
-from sluice_engine.text.grammars import Grammars
 from sluice_engine.live_file import LiveFile
+from sluice_engine.serving.counters import CountersCopy, HistogramCopy
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.publication import LoadedEngine, Publication
 from sluice_engine.serving.service import EngineService
+from sluice_engine.text.grammars import Grammars
 
 PHASES = ("loading", "ready", "draining", "failed")
 

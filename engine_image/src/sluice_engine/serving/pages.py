@@ -14,13 +14,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 from sluice_engine.codec import encode
 from sluice_engine.errors import EngineNotReady, InvalidRequest
-from sluice_engine.text.grammars import Grammars
 from sluice_engine.live_file import LiveFile
-from sluice_engine.serving.live_state import Identity, engine_state, step_table
 from sluice_engine.protocol.openapi import document
+from sluice_engine.serving.live_state import Identity, engine_state, step_table
 from sluice_engine.serving.responses import json_response
 from sluice_engine.serving.service import EngineService
 from sluice_engine.serving.steps_page import steps_page
+from sluice_engine.text.grammars import Grammars
 
 MAX_STEPS_SHOWN = 4096
 

@@ -17,24 +17,30 @@ from typing import TypeVar
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
-from sluice_engine.serving.answer import Answer
 from sluice_engine.core.order.deadlines import next_deadline_us
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import InvalidTerms, Terms
 from sluice_engine.core.terms import parse as parse_terms
 from sluice_engine.errors import InvalidRequest
-from sluice_engine.text.grammars import Grammars
-from sluice_engine.serving.intake import Prompt, chat_prompt, chat_prompts, check_token_ids, completion_prompts, requests_of
 from sluice_engine.live_file import LiveFile
-from sluice_engine.serving.live_state import Identity
-from sluice_engine.serving.metrics import GrammarCollector
-from sluice_engine.serving.pages import Pages
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
+from sluice_engine.serving.answer import Answer
+from sluice_engine.serving.intake import (
+    Prompt,
+    chat_prompt,
+    chat_prompts,
+    check_token_ids,
+    completion_prompts,
+    requests_of,
+)
+from sluice_engine.serving.live_state import Identity
+from sluice_engine.serving.metrics import GrammarCollector
+from sluice_engine.serving.pages import Pages
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.responses import (
     MAX_BODY_BYTES,
@@ -45,6 +51,7 @@ from sluice_engine.serving.responses import (
     json_response,
 )
 from sluice_engine.serving.service import EngineService
+from sluice_engine.text.grammars import Grammars
 
 # Below this, parsing and encoding take under a millisecond: less than handing the work to another thread and back.
 INLINE_BYTES = 4096

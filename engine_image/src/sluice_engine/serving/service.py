@@ -14,13 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVarTuple
 
-from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.config import LiveConfig
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import RunnerFailed
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.core.state import LoadingProgress, Phase
-from sluice_engine.serving.counters import Counters
 from sluice_engine.errors import (
     EngineNotReady,
     EngineOverloaded,
@@ -29,6 +27,8 @@ from sluice_engine.errors import (
     ModelUnavailable,
     RequestError,
 )
+from sluice_engine.serving.call_stream import CallStream
+from sluice_engine.serving.counters import Counters
 from sluice_engine.serving.publication import LoadedEngine, Publication, publication_of
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from typing import Any
 
 import tokenizers
 
-from sluice_engine.text.chat_template import ChatTemplate
 from sluice_engine.config import ModelSource
-from sluice_engine.text.detokenizer import IncrementalDecoder
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.model_files.gguf_header import read_metadata
-from sluice_engine.text.gguf_tokenizer import read_gguf_tokenizer
 from sluice_engine.model_files.sources import resolve
+from sluice_engine.text.chat_template import ChatTemplate
+from sluice_engine.text.detokenizer import IncrementalDecoder
+from sluice_engine.text.gguf_tokenizer import read_gguf_tokenizer
 from sluice_engine.text.token_bytes import token_bytes
 
 

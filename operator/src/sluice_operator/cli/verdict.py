@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_engine.model_files import sources
 from sluice_engine.config import ModelSource
 from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.step_limits import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.steptime import ChunkCeiling, StepTable, StepTimes
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.model_files import sources
 from sluice_operator.rendering.foreign.runtime import is_foreign
 from sluice_operator.resource.host_memory import HostMemory, host_memory
 from sluice_operator.resource.spec import ServiceSpec
