@@ -1,7 +1,8 @@
 """A whole engine without a model: service and server over a runner that says what its prompt tells it to say.
 
-`say:TEXT` in a prompt is answered with TEXT, `{seed}` and `{choice}` filled in; `endless` never ends; `fail` ends in an
-error of its own; `crash` breaks the whole step.
+`say:TEXT` in a prompt is answered with TEXT, `{seed}` and `{choice}` filled in, `{nl}` for a new line, `{special}` for
+the first special token beyond the usual ones; of several the last counts. `endless` never ends; `fail` ends in an error
+of its own; `crash` breaks the whole step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from aiohttp import ClientSession, web
 from prometheus_client import CollectorRegistry
 
 from engine.scripted import SampledToken, ScriptedRunner, make_limits
-from engine.tiny_model import EOS, tiny_tokenizer
+from engine.tiny_model import EOS, FIRST_SPECIAL, tiny_tokenizer
 from sluice_engine.config import LiveConfig, SLOConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation
@@ -42,6 +43,7 @@ from sluice_engine.serving.metrics import register
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.server import EngineServer, Sources
 from sluice_engine.serving.service import EngineService
+from sluice_engine.text.tokenizer import Tokenizer
 
 TOKENIZER = tiny_tokenizer()
 BLOCK_TOKENS = 4
@@ -53,7 +55,7 @@ def clock() -> int:
 
 def told(entry: ScheduledRequest) -> SampledToken:
     request = entry.request
-    prompt = TOKENIZER.decode(request.tokens[: request.num_prompt])
+    prompt = TOKENIZER.decode([token_id for token_id in request.tokens[: request.num_prompt] if token_id <= EOS])
     position = request.num_output
     if "crash" in prompt:
         raise RuntimeError("the device is on fire")
@@ -62,10 +64,11 @@ def told(entry: ScheduledRequest) -> SampledToken:
     if "endless" in prompt:
         token_id = b"ab"[position % 2]
     else:
-        said = re.search(r"say:([^\n]*)", prompt)
-        text = said[1] if said else "Hello."
+        said = re.findall(r"say:([^\n]*)", prompt)
+        text = said[-1] if said else "Hello."
         text = text.replace("{seed}", str(request.sampling.seed)).replace("{choice}", str(request.sampling.choice))
-        answer = [*text.encode(), EOS]
+        spelled = [list(part.encode()) for part in text.replace("{nl}", "\n").split("{special}")]
+        answer = [*spelled[0], *(token_id for part in spelled[1:] for token_id in (FIRST_SPECIAL, *part)), EOS]
         token_id = answer[min(position, len(answer) - 1)]
     if not request.sampling.logprobs:
         return SampledToken(token_id)
@@ -134,7 +137,12 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def make_loaded(
-    runner: HeldRunner, *, num_blocks: int = 64, max_length: int = 200, max_sequences: int = 8
+    runner: HeldRunner,
+    *,
+    num_blocks: int = 64,
+    max_length: int = 200,
+    max_sequences: int = 8,
+    tokenizer: Tokenizer = TOKENIZER,
 ) -> LoadedEngine:
     limits = make_limits(max_sequences=max_sequences, token_budget=64, block_tokens=BLOCK_TOKENS)
     pool = BlockPool(num_blocks, BLOCK_TOKENS)
@@ -158,8 +166,8 @@ def make_loaded(
     return LoadedEngine(
         loop=EngineLoop(scheduler, runner, clock),
         tuning=Tuning(scheduler, LIVE, told, lambda _live, _percent: told),
-        tokenizer=TOKENIZER,
-        vocab_size=TOKENIZER.vocab_size,
+        tokenizer=tokenizer,
+        vocab_size=tokenizer.vocab_size,
         keep=lambda: None,
         close=lambda: None,
     )
@@ -172,7 +180,7 @@ LIVE_FILE = live_file("/nowhere/live.json")
 
 @asynccontextmanager
 async def served(
-    load: Callable[[Callable[[LoadingProgress], None]], LoadedEngine] | None = None, **options: int
+    load: Callable[[Callable[[LoadingProgress], None]], LoadedEngine] | None = None, **options: Any
 ) -> AsyncIterator[Served]:
     """A server on a loopback port over a scripted engine."""
     runner = HeldRunner()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
-from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, parse_object, shown
+from sluice_engine.protocol.body import UNSUPPORTED, Fields, Inert, parse_object
 from sluice_engine.protocol.generation import Generation, parse_generation
+from sluice_engine.protocol.messages import Message, parse_messages
 from sluice_engine.protocol.reply import (
+    CallDelta,
     Choice,
     ChunkWriter,
     FinishReason,
@@ -17,25 +20,17 @@ from sluice_engine.protocol.reply import (
     TokenLogprob,
     Usage,
 )
+from sluice_engine.protocol.tools import ToolUse, parse_tool_use
 
 MAX_TOP_LOGPROBS = 20
-# A model knows three roles; "developer" is OpenAI's newer word for its system message.
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 _INERT = {
     "safety_identifier": Inert(str),
     "prompt_cache_key": Inert(str),
     "prompt_cache_retention": Inert(str),
-    "parallel_tool_calls": Inert(bool),
-    "tools": Inert(list, lambda value: not value),
-    "functions": Inert(list, lambda value: not value),
-    "tool_choice": Inert(str, lambda value: value in {"none", "auto"}),
-    "function_call": Inert(str, lambda value: value in {"none", "auto"}),
     "modalities": Inert(list, lambda value: value == ["text"]),
 }
 _UNSUPPORTED = frozenset({"audio", "prediction", "reasoning_effort", "verbosity", "web_search_options", "moderation"})
-# With an object in them, these two choose a tool: not a wrong type, but a thing that is not done here.
-_OBJECT_CHOOSES_A_TOOL = ("tool_choice", "function_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +38,10 @@ class ChatCall:
     """A conversation to go on with."""
 
     model: str
-    messages: tuple[dict[str, str], ...]
-    """role, content, and name where it was given: what chat templates read."""
+    messages: tuple[Message, ...]
     generation: Generation
+    tools: ToolUse | None = None
+    """None where nothing may be called."""
 
 
 def parse_chat(raw: bytes) -> ChatCall:
@@ -57,75 +53,16 @@ def parse_chat(raw: bytes) -> ChatCall:
     fields = parse_object(raw)
     model = fields.required_text("model")
     messages = parse_messages(fields)
-    for name in _OBJECT_CHOOSES_A_TOOL:
-        if isinstance(fields.value(name), dict):
-            fields.unsupported(name)
+    tools = parse_tool_use(fields)
     fields.refuse_unsupported(_UNSUPPORTED)
     fields.accept_inert(_INERT)
     logprobs, top_logprobs = _logprobs(fields)
     generation = parse_generation(fields, logprobs=logprobs, top_logprobs=top_logprobs)
+    if tools is not None and generation.structure is not None:
+        problem = f"is not supported beside tools, unless tool_choice is none: {generation.structure.param}"
+        fields.refuse(generation.structure.param.partition(".")[0], problem, UNSUPPORTED)
     fields.end()
-    return ChatCall(model=model, messages=messages, generation=generation)
-
-
-def parse_messages(fields: Fields) -> tuple[dict[str, str], ...]:
-    """The messages, each with a role and text.
-
-    Raises:
-        InvalidRequest: there are none, or one is not text from a known role.
-    """
-    items = fields.array("messages")
-    if items is None:
-        fields.missing("messages")
-    if not items:
-        fields.refuse("messages", "must hold at least one message")
-    return tuple(_message(fields, index, item) for index, item in enumerate(items))
-
-
-def _message(fields: Fields, index: int, item: object) -> dict[str, str]:
-    name = f"messages[{index}]"
-    if not isinstance(item, dict):
-        fields.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    message = Fields(item, fields.path(name))
-    role = message.required_text("role")
-    if role in {"tool", "function"}:
-        message.unsupported("role", role)
-    if role not in ROLES:
-        message.refuse("role", f"must be one of {', '.join(ROLES)}, not {shown(role)}")
-    message.refuse_unsupported(frozenset({"tool_calls", "function_call", "tool_call_id", "audio", "refusal"}))
-    message.accept_inert({"annotations": Inert(list)})  # what OpenAI's replies carry comes back in the history
-    parsed = {"role": ROLES[role], "content": _content(message)}
-    speaker = message.text("name")
-    if speaker is not None:
-        parsed["name"] = speaker
-    message.end()
-    return parsed
-
-
-def _content(message: Fields) -> str:
-    value = message.value("content")
-    if value is None:
-        message.missing("content")
-    if isinstance(value, str):
-        check_text(value, message.path("content"))
-        return value
-    if not isinstance(value, list):
-        message.refuse("content", f"must be a string or an array of parts, not {kind_of(value)}", "invalid_type")
-    if not value:
-        message.refuse("content", "must hold at least one part")
-    return "\n".join(_part(message, f"content[{index}]", part) for index, part in enumerate(value))
-
-
-def _part(message: Fields, name: str, item: object) -> str:
-    if not isinstance(item, dict):
-        message.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    part = Fields(item, message.path(name))
-    kind = part.required_text("type")
-    if kind != "text":
-        part.unsupported("type", kind)
-    text = part.required_text("text")
-    part.end()
-    return text
+    return ChatCall(model=model, messages=messages, generation=generation, tools=tools)
 
 
 def _logprobs(fields: Fields) -> tuple[bool, int]:
@@ -149,7 +86,10 @@ class ChatReply:
 
     def piece(self, index: int, piece: Piece) -> bytes:
         """A delta."""
-        return self._chunks.choice(_chunk(index, {"content": piece.text}, self._logprobs(piece.logprobs)))
+        delta: dict[str, object] = {"content": piece.text} if piece.text or not piece.calls else {}
+        if piece.calls:
+            delta["tool_calls"] = [self._call(index, call) for call in piece.calls]
+        return self._chunks.choice(_chunk(index, delta, self._logprobs(piece.logprobs)))
 
     def closing(self, index: int, finish_reason: FinishReason) -> bytes:
         """The reason."""
@@ -166,7 +106,7 @@ class ChatReply:
             "choices": [
                 {
                     "index": choice.index,
-                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": choice.finish_reason,
                 }
@@ -174,6 +114,23 @@ class ChatReply:
             ],
             "usage": usage.body(),
         }
+
+    def _message(self, choice: Choice) -> dict[str, object]:
+        message: dict[str, object] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if not choice.calls:
+            return message
+        calls = [self._call(choice.index, call) for call in choice.calls]
+        for call in calls:
+            del call["index"]
+        return {**message, "content": choice.text or None, "tool_calls": calls}
+
+    def _call(self, index: int, call: CallDelta) -> dict[str, object]:
+        """As a stream has it: the id and the name once, with the beginning."""
+        if call.name is None:
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        digest = blake2b(f"{self._head.id}/{index}/{call.index}".encode(), digest_size=12).hexdigest()
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"index": call.index, "id": f"call_{digest}", "type": "function", "function": function}
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> dict[str, object] | None:
         if not self._head.logprobs:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sluice_engine.protocol.chat import MAX_TOP_LOGPROBS as MAX_CHAT_LOGPROBS
-from sluice_engine.protocol.chat import ROLES
 from sluice_engine.protocol.completions import MAX_PROMPTS, MAX_TOP_LOGPROBS
 from sluice_engine.protocol.generation import (
     LEAST_REPETITION_PENALTY,
@@ -25,11 +24,14 @@ from sluice_engine.protocol.generation import (
     MAX_TOKENS_BOUND,
     TIERS,
 )
+from sluice_engine.protocol.messages import MAX_CALL_ID_CHARACTERS, ROLES
 from sluice_engine.protocol.structure import MAX_CHOICES_OF_TEXT, MAX_SOURCE_BYTES
 from sluice_engine.protocol.tokens import MAX_TOKENS
+from sluice_engine.protocol.tools import CHOICES, MAX_TOOLS, NAME_PATTERN
 
 Schema = dict[str, Any]
 
+_FUNCTION_NAME: Schema = {"type": "string", "pattern": f"^{NAME_PATTERN}$"}
 _TOKEN_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
@@ -118,10 +120,8 @@ def _requests(served_name: str) -> Schema:
                         "safety_identifier": {"type": "string"},
                         "prompt_cache_key": {"type": "string"},
                         "prompt_cache_retention": {"type": "string"},
-                        "parallel_tool_calls": {"type": "boolean"},
-                        "tools": {"type": "array", "maxItems": 0},
+                        **_tools(),
                         "functions": {"type": "array", "maxItems": 0},
-                        "tool_choice": {"type": "string", "enum": ["none", "auto"]},
                         "function_call": {"type": "string", "enum": ["none", "auto"]},
                         "modalities": {"type": "array", "const": ["text"]},
                     }
@@ -147,7 +147,10 @@ def _requests(served_name: str) -> Schema:
         "TokenizeRequest": {
             "anyOf": [
                 _object({**tokenized, "prompt": {"type": "string"}, "messages": {"type": "null"}}, ("prompt",)),
-                _object({**tokenized, "prompt": {"type": "null"}, "messages": messages}, ("messages",)),
+                _object(
+                    {**tokenized, **_optional(_tools()), "prompt": {"type": "null"}, "messages": messages},
+                    ("messages",),
+                ),
             ]
         },
         "DetokenizeRequest": _object(
@@ -159,9 +162,48 @@ def _requests(served_name: str) -> Schema:
 def _message() -> Schema:
     part = _object({"type": {"const": "text"}, "text": {"type": "string"}}, required=("type", "text"))
     content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
-    role = {"type": "string", "enum": list(ROLES)}
     others = _optional({"name": {"type": "string"}, "annotations": {"type": "array"}})
-    return _object({"role": role, "content": content, **others}, required=("role", "content"))
+    call_id = {"type": "string", "minLength": 1, "maxLength": MAX_CALL_ID_CHARACTERS}
+    call = _object(
+        {
+            "id": call_id,
+            "type": {"const": "function"},
+            "function": _object({"name": _FUNCTION_NAME, "arguments": {"type": "string"}}, ("name", "arguments")),
+        },
+        required=("id", "type", "function"),
+    )
+    calls = {"type": "array", "minItems": 1, "maxItems": MAX_TOOLS, "items": call}
+    said = {"role": {"enum": [role for role in ROLES if role != "tool"]}, "content": content, **others}
+    called = {"role": {"const": "assistant"}, **_optional({"content": content}), "tool_calls": calls, **others}
+    answered = {"role": {"const": "tool"}, "content": content, "tool_call_id": call_id, **others}
+    return {
+        "anyOf": [
+            _object(said, required=("role", "content")),
+            _object(called, required=("role", "tool_calls")),
+            _object(answered, required=("role", "content", "tool_call_id")),
+        ]
+    }
+
+
+def _tools() -> Schema:
+    parameters = {"type": "object", "properties": {"type": {"const": "object"}}}
+    function = _object(
+        {
+            "name": _FUNCTION_NAME,
+            **_optional({"description": {"type": "string"}, "parameters": parameters, "strict": {"type": "boolean"}}),
+        },
+        required=("name",),
+    )
+    tool = _object({"type": {"const": "function"}, "function": function}, required=("type", "function"))
+    named = _object(
+        {"type": {"const": "function"}, "function": _object({"name": _FUNCTION_NAME}, required=("name",))},
+        required=("type", "function"),
+    )
+    return {
+        "tools": {"type": "array", "maxItems": MAX_TOOLS, "items": tool},
+        "tool_choice": {"anyOf": [{"type": "string", "enum": list(CHOICES)}, named]},
+        "parallel_tool_calls": {"type": "boolean"},
+    }
 
 
 def _prompts() -> Schema:
@@ -240,8 +282,18 @@ def _response_format(schema: Schema) -> Schema:
 def _replies() -> Schema:
     count: Schema = {"type": "integer", "minimum": 0}
     logprobs = {"type": ["object", "null"]}
-    reason = {"type": "string", "enum": ["stop", "length"]}
-    message = _open({"role": {"const": "assistant"}, "content": {"type": "string"}, "refusal": {"type": "null"}})
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+    call = _open(
+        {
+            "id": {"type": "string"},
+            "type": {"const": "function"},
+            "function": _open({"name": _FUNCTION_NAME, "arguments": {"type": "string"}}),
+        }
+    )
+    message = _open(
+        {"role": {"const": "assistant"}, "content": {"type": ["string", "null"]}, "refusal": {"type": "null"}}
+    )
+    message["properties"]["tool_calls"] = {"type": "array", "minItems": 1, "items": call}
     usage = _open(
         {
             "prompt_tokens": count,

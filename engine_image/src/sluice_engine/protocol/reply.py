@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from sluice_engine.errors import RequestError
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 DONE = b"data: [DONE]\n\n"
 
@@ -36,11 +36,23 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class CallDelta:
+    """A tool call that begins, or more of the arguments of one."""
+
+    index: int
+    """Among the calls of its choice."""
+    name: str | None = None
+    """The function's, where it begins."""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of one choice that is settled, with the tokens that made it where they were asked for."""
+    """What is settled of one choice, with the tokens that made it where they were asked for."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,8 @@ class Choice:
     text: str
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason
+    calls: tuple[CallDelta, ...] = ()
+    """Its tool calls, each as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from typing import Literal
 
 from sluice_engine.protocol.body import UNSUPPORTED, Fields, check_text, is_kind, kind_of, shown
 
-Kind = Literal["json_schema", "regex", "choice", "grammar"]
+Kind = Literal["json_schema", "regex", "choice", "grammar", "tools"]
 
 # A grammar of this size compiles within a fraction of a second, however it is written; a longer one could nest so deep
 # that the compiler, which recurses, runs out of any stack.
 MAX_SOURCE_BYTES = 64 * 1024
 MAX_CHOICES_OF_TEXT = 1000
+# A small model that may write any white space writes nothing else now and then.
+WHITESPACE = r"[ \t\n\r]{0,8}"
 _ANY_OBJECT = json.dumps({"type": "object"})
 _KINDS: dict[str, Kind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
@@ -27,7 +29,10 @@ class Structure:
 
     kind: Kind
     source: str
-    """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's or llama.cpp's notation."""
+    """A JSON schema, a regular expression, a JSON list of texts, or a grammar in Lark's or llama.cpp's notation.
+
+    Of tools: a grammar in Lark's, where a function's name stands as a comment above what its arguments follow.
+    """
     param: str
     """Where it stands in the body, for errors."""
 

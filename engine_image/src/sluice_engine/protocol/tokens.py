@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice_engine.protocol.body import parse_object
-from sluice_engine.protocol.chat import parse_messages
+from sluice_engine.protocol.messages import Message, parse_messages
+from sluice_engine.protocol.tools import Tool, parse_tool_use
 
 # As long as any prompt: more ids are no text of one model's length.
 MAX_TOKENS = 2**22
@@ -17,7 +18,9 @@ class TokenizeCall:
 
     model: str | None
     prompt: str | None
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    """Those that the model is told of beside them."""
     add_special: bool
     """Whether what the model expects at a text's start is added; a chat template does so itself."""
 
@@ -41,9 +44,17 @@ def parse_tokenize(raw: bytes) -> TokenizeCall:
     if (prompt is None) == (fields.value("messages") is None):
         fields.refuse("prompt", "give exactly one of prompt, messages", "missing_required_parameter")
     messages = parse_messages(fields) if prompt is None else ()
+    # As in a chat: what may not be called is not told.
+    tools = parse_tool_use(fields) if prompt is None else None
     add_special = fields.value("add_special_tokens") is None or fields.flag("add_special_tokens")
     fields.end()
-    return TokenizeCall(model=model, prompt=prompt, messages=messages, add_special=add_special)
+    return TokenizeCall(
+        model=model,
+        prompt=prompt,
+        messages=messages,
+        tools=() if tools is None else tools.tools,
+        add_special=add_special,
+    )
 
 
 def parse_detokenize(raw: bytes) -> DetokenizeCall:

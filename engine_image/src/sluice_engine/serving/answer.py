@@ -11,11 +11,22 @@ from sluice_engine.core.emissions import Emission
 from sluice_engine.core.request import Request
 from sluice_engine.errors import RequestError, RequestFailed
 from sluice_engine.protocol.generation import Generation
-from sluice_engine.protocol.reply import DONE, Choice, FinishReason, Piece, Reply, TokenLogprob, Usage, error_frame
+from sluice_engine.protocol.reply import (
+    DONE,
+    CallDelta,
+    Choice,
+    FinishReason,
+    Piece,
+    Reply,
+    TokenLogprob,
+    Usage,
+    error_frame,
+)
 from sluice_engine.serving.call_stream import CallStream
-from sluice_engine.serving.intake import Prompt
+from sluice_engine.serving.chat_prompt import Prompt
 from sluice_engine.serving.output import ChoiceOutput
 from sluice_engine.text.tokenizer import Tokenizer
+from sluice_engine.text.tool_calls import Calling
 
 log = logging.getLogger(__name__)
 
@@ -45,19 +56,42 @@ class _Whole:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "length"
+    calls: list[list[CallDelta]] = field(default_factory=list)
+
+    def take(self, piece: Piece) -> None:
+        """Add a piece."""
+        self.texts.append(piece.text)
+        self.logprobs.extend(piece.logprobs)
+        for call in piece.calls:
+            if call.name is not None:
+                self.calls.append([])
+            self.calls[call.index].append(call)
+
+    def choice(self, index: int) -> Choice:
+        """The answer, once it has ended."""
+        calls = tuple(
+            CallDelta(each[0].index, each[0].name, "".join(delta.arguments for delta in each)) for each in self.calls
+        )
+        return Choice(index, "".join(self.texts), tuple(self.logprobs), self.finish_reason, calls)
 
 
 class Answer:
     """All choices of one call."""
 
     def __init__(
-        self, requests: Sequence[Request], tokenizer: Tokenizer, generation: Generation, prompts: Sequence[Prompt]
+        self,
+        requests: Sequence[Request],
+        tokenizer: Tokenizer,
+        generation: Generation,
+        prompts: Sequence[Prompt],
+        calling: Calling | None = None,
     ) -> None:
+        """`calling`: how tools are called in it, where they may be."""
         self._include_usage = generation.include_usage
         self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         echoes = [prompt.echo(tokenizer) for prompt in prompts]
         self._outputs = {
-            request.id: ChoiceOutput(index, request, tokenizer, generation.stop, echoes[index // generation.n])
+            request.id: ChoiceOutput(index, request, tokenizer, generation.stop, echoes[index // generation.n], calling)
             for index, request in enumerate(requests)
         }
         self._num_open = len(requests)
@@ -101,17 +135,10 @@ class Answer:
                 progress = self._take(stream, emission)
                 choice = choices[progress.index]
                 if progress.piece is not None:
-                    choice.texts.append(progress.piece.text)
-                    choice.logprobs.extend(progress.piece.logprobs)
+                    choice.take(progress.piece)
                 if progress.finish_reason is not None:
                     choice.finish_reason = progress.finish_reason
-        return reply.whole(
-            [
-                Choice(index, "".join(choice.texts), tuple(choice.logprobs), choice.finish_reason)
-                for index, choice in enumerate(choices)
-            ],
-            self._usage(),
-        )
+        return reply.whole([choice.choice(index) for index, choice in enumerate(choices)], self._usage())
 
     def _take(self, stream: CallStream, emission: Emission) -> Progress:
         """What an emission settles; nothing for a choice that has ended."""

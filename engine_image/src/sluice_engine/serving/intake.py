@@ -5,9 +5,8 @@ Everything that can be refused is refused here, before the engine hears of it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
@@ -17,40 +16,11 @@ from sluice_engine.protocol.body import UNSUPPORTED, shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation
+from sluice_engine.serving.chat_prompt import Prompt, chat_prompt, tool_template
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt's token ids, and where it stood in the body."""
-
-    tokens: list[int]
-    param: str
-    text: str | None = None
-    """As it was written, where it was text."""
-    is_echoed: bool = False
-    """Whether each answer begins with it."""
-
-    def echo(self, tokenizer: Tokenizer) -> str:
-        """What an answer begins with."""
-        if not self.is_echoed:
-            return ""
-        return tokenizer.decode(self.tokens) if self.text is None else self.text
-
-
-def chat_prompt(messages: Sequence[Mapping[str, object]], tokenizer: Tokenizer) -> Prompt:
-    """The prompt that the model's chat template makes of a conversation.
-
-    Raises:
-        InvalidRequest: the template refuses it, or the model has none.
-    """
-    if tokenizer.chat_template is None:
-        raise InvalidRequest(
-            "this model has no chat template; /v1/completions takes prompts", param="messages", code="no_chat_template"
-        )
-    text = tokenizer.chat_template.render(messages, clock=time.monotonic)
-    return Prompt(tokenizer.encode(text, add_special=False), "messages")
+from sluice_engine.text.tool_calls import Calling
+from sluice_engine.text.tool_grammar import tool_grammar
 
 
 def chat_prompts(call: ChatCall, tokenizer: Tokenizer) -> list[Prompt]:
@@ -59,7 +29,23 @@ def chat_prompts(call: ChatCall, tokenizer: Tokenizer) -> list[Prompt]:
     Raises:
         InvalidRequest: as `chat_prompt`.
     """
-    return [chat_prompt(call.messages, tokenizer)]
+    return [chat_prompt(call.messages, () if call.tools is None else call.tools.tools, tokenizer)]
+
+
+def tool_calling(call: ChatCall, tokenizer: Tokenizer) -> tuple[Calling | None, Generation]:
+    """How the call's tools are called, and its options with the grammar that this may want.
+
+    Raises:
+        InvalidRequest: the model does not know tools, or an answer by a grammar cannot be what is asked.
+    """
+    if call.tools is None:
+        return None, call.generation
+    tools = tool_template(tokenizer, "tools")
+    structure = tool_grammar(tools.form, tools.special, call.tools)
+    if structure is not None and call.generation.ignore_eos:
+        problem = "is not allowed where a call must follow a schema: its end is the answer's end"
+        raise InvalidRequest.field("ignore_eos", problem)
+    return Calling.of(tools, call.tools), replace(call.generation, structure=structure)
 
 
 def completion_prompts(call: CompletionCall, tokenizer: Tokenizer) -> list[Prompt]:

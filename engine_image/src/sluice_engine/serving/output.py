@@ -6,17 +6,24 @@ from sluice_engine.core.emissions import Emission
 from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
-from sluice_engine.protocol.reply import FinishReason, Piece, RankedToken, TokenLogprob
+from sluice_engine.protocol.reply import CallDelta, FinishReason, Piece, RankedToken, TokenLogprob
 from sluice_engine.text.tokenizer import Tokenizer
+from sluice_engine.text.tool_calls import Calling, ToolCallReader
 
 
 class ChoiceOutput:
     """What came of one request so far."""
 
     def __init__(
-        self, index: int, request: Request, tokenizer: Tokenizer, stop: tuple[str, ...], echo: str = ""
+        self,
+        index: int,
+        request: Request,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...],
+        echo: str = "",
+        calling: Calling | None = None,
     ) -> None:
-        """`echo`: what stands before its text."""
+        """`echo`: what stands before its text; `calling`: how tools are called in it."""
         self.index = index
         """Among all choices of the call."""
         self.request = request
@@ -24,7 +31,9 @@ class ChoiceOutput:
         """Tokens sampled, the one that ended the answer included."""
         self.finish_reason: FinishReason | None = None
         self._tokenizer = tokenizer
-        self._decoder = tokenizer.decoder(stop, min_tokens=request.sampling.min_tokens)
+        spelled = {} if calling is None else calling.spelled
+        self._decoder = tokenizer.decoder(stop, min_tokens=request.sampling.min_tokens, spelled=spelled)
+        self._calls = None if calling is None else calling.reader()
         self._echo = echo
         self._logprobs: list[TokenLogprob] = []
 
@@ -47,12 +56,29 @@ class ChoiceOutput:
             self.finish_reason = "stop"
         elif emission.outcome is not None:
             text += self._end(emission)
-        if not text and (self.finish_reason is None or not (self._logprobs or self._echo)):
+        calls: tuple[CallDelta, ...] = ()
+        if self._calls is not None:
+            text, calls = self._read(self._calls, text)
+        if not text and not calls and (self.finish_reason is None or not (self._logprobs or self._echo)):
             return None
         # With the first token's text, and no piece of its own: who times the answer takes each piece for a token.
         text, self._echo = self._echo + text, ""
         logprobs, self._logprobs = tuple(self._logprobs), []
-        return Piece(text, logprobs)
+        return Piece(text, logprobs, calls)
+
+    def _read(self, reader: ToolCallReader, text: str) -> tuple[str, tuple[CallDelta, ...]]:
+        """What of a text is text, and what are calls."""
+        settled = reader.push(text)
+        text, calls = settled.text, settled.calls
+        if reader.is_full:
+            # As with a stop string: what would follow is no part of the answer.
+            self.finish_reason = "stop"
+        if self.finish_reason is not None:
+            rest = reader.finish()
+            text, calls = text + rest.text, calls + rest.calls
+        if self.finish_reason == "stop" and reader.all_complete:
+            self.finish_reason = "tool_calls"
+        return text, calls
 
     def _token(self, token_id: int, logprob: Logprob | None) -> str:
         self.num_tokens += 1

@@ -30,13 +30,13 @@ from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
 from sluice_engine.serving.answer import Answer
+from sluice_engine.serving.chat_prompt import Prompt, chat_prompt
 from sluice_engine.serving.intake import (
-    Prompt,
-    chat_prompt,
     chat_prompts,
     check_token_ids,
     completion_prompts,
     requests_of,
+    tool_calling,
 )
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import GrammarCollector
@@ -52,6 +52,7 @@ from sluice_engine.serving.responses import (
 )
 from sluice_engine.serving.service import EngineService
 from sluice_engine.text.grammars import Grammars
+from sluice_engine.text.tool_calls import Calling
 
 # Below this, parsing and encoding take under a millisecond: less than handing the work to another thread and back.
 INLINE_BYTES = 4096
@@ -113,9 +114,10 @@ class EngineServer:
         call = await self._off_loop(len(raw), lambda: parse_chat(raw))
         self._identity.check_model(call.model)
         prompts = await self._off_loop(len(raw), lambda: chat_prompts(call, engine.tokenizer))
-        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.generation)
+        calling, generation = await self._off_loop(len(raw), lambda: tool_calling(call, engine.tokenizer))
+        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", generation)
         reply = ChatReply(head)
-        return await self._generate(http, engine, prompts, call.generation, reply, terms, arrival_us)
+        return await self._generate(http, engine, prompts, generation, reply, terms, arrival_us, calling)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`/v1/completions`."""
@@ -140,6 +142,7 @@ class EngineServer:
         reply: Reply,
         terms: Terms,
         arrival_us: int,
+        calling: Calling | None = None,
     ) -> web.StreamResponse:
         request_id = http[REQUEST_ID]
         requests = requests_of(
@@ -152,7 +155,7 @@ class EngineServer:
             draw_seed=self._sources.draw_seed,
         )
         await self._constrain(requests, generation.structure, engine)
-        answer = Answer(requests, engine.tokenizer, generation, prompts)
+        answer = Answer(requests, engine.tokenizer, generation, prompts, calling)
         with self._service.submit(requests) as stream:
             if generation.stream:
                 if terms.bound_us is not None:
@@ -216,7 +219,7 @@ class EngineServer:
             call = parse_tokenize(raw)
             self._identity.check_model(call.model)
             if call.prompt is None:
-                return chat_prompt(call.messages, engine.tokenizer).tokens
+                return chat_prompt(call.messages, call.tools, engine.tokenizer).tokens
             return engine.tokenizer.encode(call.prompt, add_special=call.add_special)
 
         tokens = await self._off_loop(len(raw), work)

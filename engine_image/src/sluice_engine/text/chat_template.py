@@ -95,7 +95,13 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelUnavailable(f"the model's chat template does not compile: {error}", "ModelCorrupt") from error
 
-    def render(self, messages: Sequence[Mapping[str, object]], *, clock: Callable[[], float]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        clock: Callable[[], float],
+        tools: Sequence[Mapping[str, object]] | None = None,
+    ) -> str:
         """The prompt text that ends where the assistant's turn begins. `clock` counts seconds.
 
         The sandbox caps `range`; size and time are checked at each piece of output, and time in each turn of a loop.
@@ -112,7 +118,8 @@ class ChatTemplate:
                 raise _TooMuch
             return ""
 
-        context = {**self._special_tokens, "messages": list(messages), "tools": None, "documents": None, _TICK: tick}
+        told = {"messages": list(messages), "tools": None if tools is None else list(tools), "documents": None}
+        context = {**self._special_tokens, **told, _TICK: tick}
         try:
             for piece in self._template.generate(**context, add_generation_prompt=True):
                 pieces.append(piece)

@@ -7,15 +7,27 @@ its end is a proper prefix of a stop string. What is streamed therefore equals w
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 
 class IncrementalDecoder:
     """The text of one choice, as far as it is settled."""
 
-    def __init__(self, token_bytes: Sequence[bytes], stop: Sequence[str] = (), *, min_tokens: int = 0) -> None:
-        """`min_tokens`: a stop string that is complete with one of so many tokens is text as any other."""
+    def __init__(
+        self,
+        token_bytes: Sequence[bytes],
+        stop: Sequence[str] = (),
+        *,
+        min_tokens: int = 0,
+        spelled: Mapping[int, bytes] = MappingProxyType({}),
+    ) -> None:
+        """`min_tokens`: a stop string that is complete with one of so many tokens is text as any other.
+
+        `spelled`: what those special tokens stand for here that are told by their names.
+        """
         self._token_bytes = token_bytes
+        self._spelled = spelled
         self._tokens_to_go = min_tokens
         self._stop = tuple(stop)
         # Bytes that can never become UTF-8 turn into U+FFFD at once; a character's first bytes wait for the rest.
@@ -30,6 +42,8 @@ class IncrementalDecoder:
         """The text that this token settles, possibly none. Once stopped, always none."""
         # A model may have more tokens than its tokenizer knows: those stand for no text.
         added = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+        if not added and token_id in self._spelled:
+            added = self._spelled[token_id]
         settled = self._settle(self._utf8.decode(added))
         self._tokens_to_go -= 1
         return settled
@@ -51,7 +65,7 @@ class IncrementalDecoder:
         if start is not None:
             self.stopped, self._held = True, ""
             return text[:start]
-        num_held = _held_back(text, self._stop)
+        num_held = held_back(text, self._stop)
         settled, self._held = text[: len(text) - num_held], text[len(text) - num_held :]
         return settled
 
@@ -65,7 +79,7 @@ def _first_stop(text: str, stop: Sequence[str]) -> int | None:
     return min(found)[1] if found else None
 
 
-def _held_back(text: str, stop: Sequence[str]) -> int:
+def held_back(text: str, stop: Sequence[str]) -> int:
     """Length of the longest suffix of `text` that is a proper prefix of a stop string."""
     longest = min(max(map(len, stop)) - 1, len(text))
     for length in range(longest, 0, -1):

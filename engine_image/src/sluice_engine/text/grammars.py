@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, TypeVar
 from sluice_engine.core.constraint import ConstraintBroken
 from sluice_engine.core.state import GrammarState, GrammarWait
 from sluice_engine.errors import DeadlineMissed, EngineOverloaded, InvalidRequest
-from sluice_engine.protocol.structure import Structure
+from sluice_engine.protocol.structure import WHITESPACE, Structure
 from sluice_engine.text.tokenizer import Tokenizer
+from sluice_engine.text.tool_grammar import schemas_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -35,8 +36,6 @@ _STACK_BYTES = 512 * 2**20
 MOST_KEPT = 64
 # Each is compiled in milliseconds, at worst in half a second.
 MOST_WAITING = 64
-# A small model that may write any white space writes nothing else now and then.
-_WHITESPACE = r"[ \t\n\r]{0,8}"
 _NOTHING_FITS = ("NoExtension", "NoExtensionBias")
 # The compiler's messages repeat what was written, and draw it.
 _MOST_SAID = 300
@@ -230,6 +229,12 @@ def _begun(tokens: LLTokenizer, structure: Structure) -> LLMatcher | str:
     """A grammar before its first token, or why there is none."""
     from llguidance import LLMatcher  # noqa: PLC0415  # half of a second at its first use is nobody's start
 
+    if structure.kind == "tools":
+        # Each by itself first: so it can be said which one is wrong, and that something follows each.
+        for name, schema in schemas_of(structure):
+            problem = _begun(tokens, Structure("json_schema", schema, structure.param))
+            if isinstance(problem, str):
+                return f"the parameters of {name}: {problem}"
     matcher = LLMatcher(tokens, _grammar(structure), log_level=0)
     if not matcher.is_error():
         # A grammar may be sound and have no first token: nothing follows it, and nobody needs to run to find out.
@@ -244,9 +249,11 @@ def _grammar(structure: Structure) -> str:
     from llguidance import LLMatcher, grammar_from  # noqa: PLC0415
 
     if structure.kind == "json_schema":
-        options = {"whitespace_pattern": _WHITESPACE}
+        options = {"whitespace_pattern": WHITESPACE}
         grammar: str = LLMatcher.grammar_from_json_schema(structure.source, overrides=options)  # type: ignore[arg-type]
         return grammar
+    if structure.kind == "tools":
+        return LLMatcher.grammar_from_lark(structure.source)
     if structure.kind == "choice":
         return LLMatcher.grammar_from_lark(
             "start: " + " | ".join(json.dumps(text) for text in json.loads(structure.source))

@@ -6,9 +6,11 @@ It knows files and the `tokenizers` library, and nothing of requests. Reading or
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tokenizers
@@ -20,7 +22,11 @@ from sluice_engine.model_files.sources import resolve
 from sluice_engine.text.chat_template import ChatTemplate
 from sluice_engine.text.detokenizer import IncrementalDecoder
 from sluice_engine.text.gguf_tokenizer import read_gguf_tokenizer
+from sluice_engine.text.spelled import spelled_pattern
 from sluice_engine.text.token_bytes import token_bytes
+from sluice_engine.text.tool_format import ToolFormat, ToolTemplate, tool_format
+
+NO_TOOLS = "this model has no chat template, and so does not know tools"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,10 @@ class Tokenizer:
     """None for a model that was never taught to chat."""
     token_bytes: tuple[bytes, ...]
     """Token id → the bytes that it adds to the text; none for special tokens."""
+    tools: ToolTemplate | str = NO_TOOLS
+    """How the model is told of tools and calls them, or in a sentence why it cannot."""
+    spelled_specials: re.Pattern[str] | None = None
+    """Finds special tokens that are written out in a text."""
 
     @property
     def vocab_size(self) -> int:
@@ -48,6 +58,11 @@ class Tokenizer:
         # The batch call leaves the interpreter to other threads meanwhile; the single one does not.
         (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special)
         return encoding.ids
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
+        """Token ids of a text that was cut: no token reaches over a cut."""
+        encodings = self.backend.encode_batch(list(pieces), add_special_tokens=False)
+        return [token_id for encoding in encodings for token_id in encoding.ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of these tokens; bytes that are not UTF-8 become U+FFFD."""
@@ -66,9 +81,14 @@ class Tokenizer:
         # A model may have more tokens than its tokenizer knows.
         return self.backend.id_to_token(token_id) or f"<{token_id}>", None
 
-    def decoder(self, stop: Sequence[str] = (), *, min_tokens: int = 0) -> IncrementalDecoder:
-        """A decoder for one choice's output; no stop string ends one that was to have more tokens."""
-        return IncrementalDecoder(self.token_bytes, stop, min_tokens=min_tokens)
+    def decoder(
+        self, stop: Sequence[str] = (), *, min_tokens: int = 0, spelled: Mapping[int, bytes] = MappingProxyType({})
+    ) -> IncrementalDecoder:
+        """A decoder for one choice's output; no stop string ends one that was to have more tokens.
+
+        `spelled`: special tokens that are told all the same, and how.
+        """
+        return IncrementalDecoder(self.token_bytes, stop, min_tokens=min_tokens, spelled=spelled)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -84,9 +104,11 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 def _from_gguf(path: Path) -> Tokenizer:
     metadata = read_metadata(path)
     parts = read_gguf_tokenizer(path, metadata)
-    source = metadata.get("tokenizer.chat_template")
-    template = ChatTemplate(source, parts.special) if isinstance(source, str) else None
-    return Tokenizer(parts.backend, parts.eos_ids, template, token_bytes(parts.backend))
+    default, for_tools = (
+        ChatTemplate(source, parts.special) if isinstance(source, str) else None
+        for source in (metadata.get("tokenizer.chat_template"), metadata.get("tokenizer.chat_template.tool_use"))
+    )
+    return put_together(parts.backend, parts.eos_ids, default, for_tools)
 
 
 def _from_directory(path: Path) -> Tokenizer:
@@ -110,22 +132,53 @@ def _from_directory(path: Path) -> Tokenizer:
             break
     else:
         eos_ids = _ids(backend.token_to_id(special["eos_token"]) if "eos_token" in special else None)
-    return Tokenizer(backend, eos_ids or frozenset(), _template(path, options, special), token_bytes(backend))
+    sources = _templates(path, options)
+    default, for_tools = (
+        ChatTemplate(source, special) if isinstance(source, str) else None
+        for source in (sources.get("default"), sources.get("tool_use"))
+    )
+    return put_together(backend, eos_ids or frozenset(), default, for_tools)
 
 
-def _template(path: Path, options: Mapping[str, object], special: Mapping[str, str]) -> ChatTemplate | None:
-    beside = path / "chat_template.jinja"
-    if beside.is_file():
-        try:
-            return ChatTemplate(beside.read_text(encoding="utf-8"), special)
-        except (OSError, ValueError) as error:
-            raise ModelUnavailable(f"{beside} cannot be read: {_line(error)}") from error
-    source = options.get("chat_template")
-    if isinstance(source, list):  # named templates: [{"name", "template"}]
-        source = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}.get(
-            "default"
-        )
-    return ChatTemplate(source, special) if isinstance(source, str) else None
+def put_together(
+    backend: tokenizers.Tokenizer,
+    eos_ids: frozenset[int],
+    template: ChatTemplate | None,
+    for_tools: ChatTemplate | None,
+) -> Tokenizer:
+    """With what templates and vocabulary tell of tools; a template of its own for them goes before the other."""
+    table = token_bytes(backend)
+    source = for_tools or template
+    tools: ToolTemplate | str = NO_TOOLS
+    if source is not None:
+        form = tool_format(source)
+        tools = form if isinstance(form, str) else ToolTemplate(source, form, _special_ids(backend, form, table))
+    added = backend.get_added_tokens_decoder().values()
+    pattern = spelled_pattern(token.content for token in added if token.special)
+    return Tokenizer(backend, eos_ids, template, table, tools, pattern)
+
+
+def _special_ids(backend: tokenizers.Tokenizer, form: ToolFormat, table: Sequence[bytes]) -> dict[str, int]:
+    """Which markers of a format are special tokens."""
+    ids = {marker: backend.token_to_id(marker) for marker in form.markers}
+    return {marker: token_id for marker, token_id in ids.items() if token_id is not None and not table[token_id]}
+
+
+def _templates(path: Path, options: Mapping[str, object]) -> dict[str, object]:
+    """The sources of all templates, by name; the files beside go before what the configuration says."""
+    found = options.get("chat_template")
+    if isinstance(found, list):  # [{"name", "template"}]
+        sources = {str(each.get("name")): each.get("template") for each in found if isinstance(each, dict)}
+    else:
+        sources = {"default": found}
+    files = {"default": path / "chat_template.jinja", "tool_use": path / "additional_chat_templates" / "tool_use.jinja"}
+    for name, file in files.items():
+        if file.is_file():
+            try:
+                sources[name] = file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ModelUnavailable(f"{file} cannot be read: {_line(error)}") from error
+    return sources
 
 
 def _ids(value: object) -> frozenset[int] | None:

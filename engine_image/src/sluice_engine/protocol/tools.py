@@ -1,0 +1,176 @@
+"""The functions that a model may call, and whether it must: OpenAI's `tools`, `tool_choice`, `parallel_tool_calls`.
+
+Nothing is looked up here: whether the model's template knows tools, and whether a schema compiles, is found out later.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice_engine.protocol.body import UNSUPPORTED, Fields, kind_of, shown
+from sluice_engine.protocol.structure import MAX_SOURCE_BYTES
+
+# OpenAI's own bounds on their number and their names.
+MAX_TOOLS = 128
+NAME_PATTERN = "[a-zA-Z0-9_-]{1,64}"
+# All of them together, as JSON: some 60,000 tokens, which is more than most prompts may have.
+MAX_TOOLS_BYTES = 256 * 1024
+_NAME = re.compile(NAME_PATTERN)
+CHOICES = ("none", "auto", "required")
+# What was there before tools were, and what says the same now.
+_LEGACY = {"functions": "tools", "function_call": "tool_choice"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One function."""
+
+    name: str
+    description: str | None
+    parameters: Mapping[str, object]
+    """A JSON schema of an object."""
+    strict: bool = False
+    """Whether the arguments have to follow it."""
+
+    def body(self) -> dict[str, object]:
+        """As chat templates read it."""
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools of one call."""
+
+    tools: tuple[Tool, ...]
+    """All that the model is told of."""
+    callable: tuple[Tool, ...]
+    """Those that it may call now: all, or the one that was chosen by name."""
+    required: bool = False
+    """Whether the answer has to be a call."""
+    parallel: bool = True
+    """Whether one answer may have several."""
+
+
+def parse_tool_use(fields: Fields) -> ToolUse | None:
+    """The tools of a body; None when it has none, or none may be called.
+
+    Raises:
+        InvalidRequest: a tool is none, there are too many, or one is chosen that is not there.
+    """
+    for name, instead in _LEGACY.items():
+        if fields.value(name) not in (None, [], "none", "auto"):
+            fields.refuse(name, f"this parameter is not supported; its newer form is: give {instead}", UNSUPPORTED)
+    tools = parse_tools(fields)
+    parallel = fields.value("parallel_tool_calls") is None or fields.flag("parallel_tool_calls")
+    choice, named = _choice(fields, tools)
+    if not tools or choice == "none":
+        return None
+    if named is not None:
+        return ToolUse(tools=tools, callable=(named,), required=True, parallel=False)
+    return ToolUse(tools=tools, callable=tools, required=choice == "required", parallel=parallel)
+
+
+def parse_tools(fields: Fields) -> tuple[Tool, ...]:
+    """The tools, whatever may be done with them.
+
+    Raises:
+        InvalidRequest: as `parse_tool_use`.
+    """
+    items = fields.array("tools") or []
+    if len(items) > MAX_TOOLS:
+        fields.refuse("tools", f"must hold at most {MAX_TOOLS} tools, not {len(items)}")
+    size = sum(_size(fields, f"tools[{index}]", item) for index, item in enumerate(items))
+    if size > MAX_TOOLS_BYTES:
+        fields.refuse("tools", f"must be at most {MAX_TOOLS_BYTES} bytes together, not {size}")
+    tools = tuple(_tool(fields, f"tools[{index}]", item) for index, item in enumerate(items))
+    first: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        if first.setdefault(tool.name, index) != index:
+            problem = f"is the name of tools[{first[tool.name]}] already: {shown(tool.name)}"
+            fields.refuse(f"tools[{index}].function.name", problem)
+    return tools
+
+
+def check_name(fields: Fields, name: str) -> str:
+    """A function's name, which must be there.
+
+    Raises:
+        InvalidRequest: it is missing, or none.
+    """
+    value = fields.required_text(name)
+    if not _NAME.fullmatch(value):
+        fields.refuse(name, f"must be 1 to 64 letters, digits, _ or -, not {shown(value)}")
+    return value
+
+
+def _size(fields: Fields, name: str, item: object) -> int:
+    try:
+        return len(json.dumps(item, ensure_ascii=False).encode())
+    except RecursionError:
+        fields.refuse(name, "is nested too deep")
+    except UnicodeEncodeError:
+        fields.refuse(name, "is not valid Unicode: it has half a surrogate pair")
+
+
+def _tool(fields: Fields, name: str, item: object) -> Tool:
+    if not isinstance(item, dict):
+        fields.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
+    tool = Fields(item, fields.path(name))
+    kind = tool.required_text("type")
+    if kind != "function":
+        tool.unsupported("type", kind)
+    function = tool.section("function")
+    if function is None:
+        tool.missing("function")
+    tool.end()
+    parsed = Tool(
+        check_name(function, "name"), function.text("description"), _parameters(function), function.flag("strict")
+    )
+    function.end()
+    return parsed
+
+
+def _parameters(function: Fields) -> Mapping[str, object]:
+    value = function.value("parameters")
+    if value is None:
+        # OpenAI: a function without parameters.
+        return {"type": "object", "properties": {}}
+    if not isinstance(value, dict):
+        function.refuse("parameters", f"must be a JSON schema, not {kind_of(value)}", "invalid_type")
+    if value.setdefault("type", "object") != "object":
+        function.refuse("parameters", f'must be a schema of the type "object", not {shown(value["type"])}')
+    if (size := len(json.dumps(value, ensure_ascii=False).encode())) > MAX_SOURCE_BYTES:
+        function.refuse("parameters", f"must be at most {MAX_SOURCE_BYTES} bytes, not {size}")
+    return value
+
+
+def _choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[str, Tool | None]:
+    value = fields.value("tool_choice")
+    if value is None:
+        return "auto", None
+    if isinstance(value, str):
+        if value not in CHOICES:
+            fields.refuse("tool_choice", f"must be {', '.join(CHOICES)} or an object, not {shown(value)}")
+        if value == "required" and not tools:
+            fields.refuse("tool_choice", "is allowed only when tools are given")
+        return value, None
+    choice = fields.section("tool_choice")
+    assert choice is not None
+    kind = choice.required_text("type")
+    if kind != "function":
+        choice.unsupported("type", kind)
+    function = choice.section("function")
+    if function is None:
+        choice.missing("function")
+    choice.end()
+    name = check_name(function, "name")
+    function.end()
+    named = next((tool for tool in tools if tool.name == name), None)
+    if named is None:
+        function.refuse("name", f"is none of the tools: {shown(name)}")
+    return "required", named
