@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import aiohttp
 import yaml
 
-from load import prompt
 from report import Bar, Report, arguments
 from sluice_engine import codec
 from sluice_engine.core.state import EngineState
+from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import parse

@@ -7,13 +7,17 @@ and the pool large, so that nothing is refused: this measures the engine, not th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import sys
+import time
 
 import yaml
 
-from load import Load, closed_loop
 from report import Bar, Report, arguments
+from sluice_operator.bench import prompts
+from sluice_operator.bench.answers import Answer, figures
+from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import parse
@@ -36,18 +40,37 @@ ROUNDS = 3
 TARGETS = {1: 27.0, 16: 130.0}
 
 
-async def measure(levels: dict[int, int], rounds: int) -> dict[int, list[Load]]:
+async def one_run(clients: Clients, at_once: int, requests: int, seed: int) -> dict[str, float]:
+    """One closed loop; its figures, times in ms."""
+    seen: list[Answer] = []
+    started = time.monotonic()
+    await clients.closed_loop(itertools.islice(prompts.drawn(seed, 32, 256), requests), at_once, seen)
+    found = figures(seen, time.monotonic() - started)
+    row = {
+        "output_tokens_per_s": found.output_tokens_per_s,
+        "prompt_tokens_per_s": found.prompt_tokens_per_s,
+        "requests": float(found.requests),
+        "failures": float(found.requests - found.whole),
+    }
+    for name, spread in (("ttft", found.ttft_ms), ("itl", found.gap_ms)):
+        if spread is not None:
+            row |= {f"{name}_p50_ms": spread.p50, f"{name}_p99_ms": spread.p99, f"{name}_max_ms": spread.max}
+    return row
+
+
+async def measure(levels: dict[int, int], rounds: int) -> dict[int, list[dict[str, float]]]:
     """`rounds` runs at each level, interleaved, so that a slow minute of the machine meets every level."""
     spec = parse(manifest.check(yaml.safe_load(MANIFEST), "engine_load"))
-    runs: dict[int, list[Load]] = {clients: [] for clients in levels}
+    runs: dict[int, list[dict[str, float]]] = {clients: [] for clients in levels}
     async with LocalPod(spec) as pod:
         await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
-        await closed_loop(pod.url, "load", 4, 8, seed=1)
-        for round_number in range(rounds):
-            for clients, requests in levels.items():
-                load = await closed_loop(pod.url, "load", clients, requests, seed=100 + round_number)
-                print(f"  {load.row()}", flush=True)
-                runs[clients].append(load)
+        async with Clients(pod.url, Asked(model="load")) as clients:
+            await one_run(clients, 4, 8, seed=1)
+            for round_number in range(rounds):
+                for at_once, requests in levels.items():
+                    row = await one_run(clients, at_once, requests, seed=100 + round_number)
+                    print(f"  {at_once} clients: {row}", flush=True)
+                    runs[at_once].append(row)
     return runs
 
 
@@ -55,8 +78,7 @@ def main() -> int:
     args = arguments(__doc__ or "")
     runs = asyncio.run(measure(QUICK_LEVELS if args.quick else LEVELS, 1 if args.quick else ROUNDS))
     report = Report("engine_load")
-    for clients, loads in runs.items():
-        rows = [load.row() for load in loads]
+    for clients, rows in runs.items():
         medians = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
         report.data[str(clients)] = medians
         if clients in TARGETS:

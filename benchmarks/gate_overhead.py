@@ -7,14 +7,17 @@ Also reports the resident memory of gate and engine.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import sys
 from pathlib import Path
 
 import yaml
 
-from load import Load, closed_loop
 from report import Bar, Report, arguments
+from sluice_operator.bench import prompts
+from sluice_operator.bench.answers import Answer
+from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import parse
@@ -38,24 +41,27 @@ def resident_mib(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def measure(pairs: int) -> tuple[Load, Load, float, float]:
-    through, past = Load(1), Load(1)
+async def measure(pairs: int) -> tuple[list[Answer], list[Answer], float, float]:
+    through: list[Answer] = []
+    past: list[Answer] = []
+    warm: list[Answer] = []
+    asked = Asked(model="overhead", max_tokens=4)
     spec = parse(manifest.check(yaml.safe_load(MANIFEST), "gate_overhead"))
     async with LocalPod(spec) as pod:
         await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
-        await closed_loop(pod.url, "overhead", 1, 4, max_tokens=4, seed=1)
-        for i in range(pairs):
-            for load, url, uds in ((through, pod.url, None), (past, "http://engine", pod.engine_socket)):
-                one = await closed_loop(url, "overhead", 1, 1, max_tokens=4, seed=i, uds=uds)
-                load.ttft_s += one.ttft_s
-                load.gaps_s += one.gaps_s
+        async with Clients(pod.url, asked) as gate, Clients("http://engine", asked, uds=pod.engine_socket) as engine:
+            for text in itertools.islice(prompts.drawn(1, 32, 256), 4):
+                await gate.ask(text, warm)
+            for text in itertools.islice(prompts.drawn(0, 32, 256), pairs):
+                await gate.ask(text, through)
+                await engine.ask(text, past)
         return through, past, resident_mib(pod.pid("gate")), resident_mib(pod.pid("engine"))
 
 
 def main() -> int:
     args = arguments(__doc__ or "")
     through, past, gate_mib, engine_mib = asyncio.run(measure(20 if args.quick else 60))
-    medians = [statistics.median(load.ttft_s) * 1000 for load in (through, past)]
+    medians = [statistics.median(one.ttft_us or 0 for one in answers) / 1000 for answers in (through, past)]
     report = Report("gate_overhead")
     report.data = {
         "ttft_p50_ms_through_gate": round(medians[0], 2),

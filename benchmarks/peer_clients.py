@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 
-from load import prompt
+from sluice_operator.bench.prompts import prompt
 from sluice_sidecar.telemetry.measure import percentile
 
 MODEL = "smol"

@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import yaml
 
-from load import Load, one_chat, prompt
 from report import Bar, Report, arguments
+from sluice_operator.bench.clients import Asked, Clients
+from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import parse
@@ -45,20 +45,15 @@ REQUESTS_PER_SECOND = 3.0
 LOOK_EVERY_S = 1.0
 
 
-async def drive(url: str, seconds: float) -> Load:
+async def drive(url: str, seconds: float) -> None:
     """A Poisson stream of chats of many lengths."""
-    rng, load = random.Random(11), Load(0)
+    rng = random.Random(11)
     loop = asyncio.get_running_loop()
-    tasks: list[asyncio.Task[None]] = []
-    timeout, connector = aiohttp.ClientTimeout(total=None), aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with Clients(url, Asked(model=MODEL)) as clients, asyncio.TaskGroup() as group:
         ends = loop.time() + seconds
         while loop.time() < ends:
-            chat = one_chat(session, url, MODEL, prompt(rng, 16, 300), rng.choice((8, 16, 32, 64)), load)
-            tasks.append(asyncio.create_task(chat))
+            group.create_task(clients.ask(prompt(rng, 16, 300), [], rng.choice((8, 16, 32, 64))))
             await asyncio.sleep(rng.expovariate(REQUESTS_PER_SECOND))
-        await asyncio.gather(*tasks)
-    return load
 
 
 async def recorded(seconds: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import aiohttp
 import yaml
 
 from experiments.scene import Document, Findings
-from load import prompt
+from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import parse

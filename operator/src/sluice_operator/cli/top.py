@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from rich.live import Live
 
 from sluice_engine import codec
 from sluice_operator.cli.kubectl import Kubectl
+from sluice_operator.cli.numbers import Number
 from sluice_operator.cli.where import in_cluster
 from sluice_operator.errors import InvalidSettings, Unreachable
 from sluice_operator.records import source
@@ -37,23 +37,13 @@ _IS_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 Show = Callable[[GateState, Step | None, str], None]
 
 
-class _Seconds(click.FloatRange):
-    """A range that holds numbers only: NaN is within every one of click's."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ANN401  # click's own
-        seconds: float = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value} is no number.", param, ctx)
-        return seconds
-
-
 @click.command()
 @click.argument("where", metavar="URL|NAME")
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
     "--every",
     "every_s",
-    type=_Seconds(0.1, 60),
+    type=Number(0.1, 60),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
