@@ -128,6 +128,7 @@ async def test_before_the_engine_has_ever_answered_it_is_loading(socket_dir: Pat
             assert response.status == 503
             assert (await error_of(response))["code"] == "engine_loading"
         assert await _probe(gate, "/readyz", admin=False) == (503, "engine_loading\n")
+        assert await _probe(gate, "/health", admin=False) == (503, "engine_loading\n")
         assert (await _probe(gate, "/engine/startupz"))[0] == 503
         # Nothing is known yet, so nothing speaks for killing it.
         assert (await _probe(gate, "/engine/livez"))[0] == 200
@@ -330,6 +331,7 @@ async def test_busy_is_429_with_a_reason_and_never_unready(
             assert response.headers["x-should-retry"] == "true"
             assert response.headers["x-envoy-ratelimited"] == "true"
         assert await _probe(gate, "/readyz", admin=False) == (200, "ok\n")
+        assert await _probe(gate, "/health", admin=False) == (200, "ok\n")
 
         hold.set()
         assert await asyncio.gather(*tasks) == [200] * len(tasks)

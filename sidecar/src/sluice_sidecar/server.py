@@ -43,6 +43,8 @@ from sluice_sidecar.web.shedding import Effort, Shedding
 
 _ROUTES: dict[str, Route] = {path: route for route, path in PATHS.items()}
 _READ = ("GET", "HEAD")
+# What `/readyz` says, under the name by which load generators and gateways ask other engines.
+_HEALTH = "/health"
 
 Serve = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -141,7 +143,7 @@ class Gate:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         serve, methods = self._route_of(request.path)
         if serve is None:
-            return answer(unknown_route(request.path, (*_ROUTES, MODELS, *tokenizing.PATHS, OPENAPI)))
+            return answer(unknown_route(request.path, (*_ROUTES, MODELS, *tokenizing.PATHS, OPENAPI, _HEALTH)))
         if request.method not in methods:
             return _not_allowed(request, ", ".join(methods))
         return await serve(request)
@@ -155,10 +157,10 @@ class Gate:
             return lambda request: self._page(request, self._tokenize), ("POST",)
         if is_page(path):
             return lambda request: self._page(request, self._models), _READ
-        return (self._probe, _READ) if path in {"/livez", "/readyz"} else (None, ())
+        return (self._probe, _READ) if path in {"/livez", "/readyz", _HEALTH} else (None, ())
 
     async def _probe(self, request: web.BaseRequest) -> web.StreamResponse:
-        return plain(self.not_ready() if request.path == "/readyz" else None)
+        return plain(None if request.path == "/livez" else self.not_ready())
 
     async def _generate(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         request_id = f"req-{secrets.token_hex(12)}"
