@@ -167,6 +167,13 @@ def message(**fields: Any) -> bytes:
             id="include_usage a string",
         ),
         pytest.param(
+            chat(stream=True, stream_options={"continuous_usage_stats": True}),
+            "stream_options.continuous_usage_stats",
+            "invalid_value",
+            "only when include_usage",
+            id="counts in each chunk and none at the end",
+        ),
+        pytest.param(
             chat(stream=True, stream_options={"x": 1}),
             "stream_options.x",
             "unknown_parameter",

@@ -84,6 +84,26 @@ async def test_the_openai_client_streams(client: AsyncOpenAI) -> None:
     assert chunks[-1].usage.completion_tokens == 13
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        pytest.param("/v1/chat/completions", chat("say:añb €", n=2), id="chat"),
+        pytest.param("/v1/completions", {"model": "tiny", "prompt": "say:añb €"}, id="text"),
+    ],
+)
+async def test_each_chunk_says_the_counts_so_far_where_that_is_asked_for(
+    engine: Served, path: str, body: dict[str, Any]
+) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await frames(engine, path, {**body, "stream": True, "stream_options": options})
+
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[len(counts) // 2] < counts[-1]
+    assert len({event["usage"]["prompt_tokens"] for event in events[:-1]}) == 1
+    assert events[-2]["choices"] == []
+
+
 async def test_stop_strings_end_the_answer_and_free_the_request(client: AsyncOpenAI, engine: Served) -> None:
     reply = await client.chat.completions.create(
         model="tiny", messages=[{"role": "user", "content": "endless"}], stop=["bab", "zzz"]

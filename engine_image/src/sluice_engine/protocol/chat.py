@@ -80,20 +80,20 @@ class ChatReply:
         self._head = head
         self._chunks = ChunkWriter(head, "chat.completion.chunk")
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """The role."""
-        return self._chunks.choice(_chunk(index, {"role": "assistant", "content": ""}))
+        return self._chunks.choice(_chunk(index, {"role": "assistant", "content": ""}), so_far)
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, so_far: Usage | None = None) -> bytes:
         """A delta."""
         delta: dict[str, object] = {"content": piece.text} if piece.text or not piece.calls else {}
         if piece.calls:
             delta["tool_calls"] = [self._call(index, call) for call in piece.calls]
-        return self._chunks.choice(_chunk(index, delta, self._logprobs(piece.logprobs)))
+        return self._chunks.choice(_chunk(index, delta, self._logprobs(piece.logprobs)), so_far)
 
-    def closing(self, index: int, finish_reason: FinishReason) -> bytes:
+    def closing(self, index: int, finish_reason: FinishReason, so_far: Usage | None = None) -> bytes:
         """The reason."""
-        return self._chunks.choice(_chunk(index, {}, finish_reason=finish_reason))
+        return self._chunks.choice(_chunk(index, {}, finish_reason=finish_reason), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         """The counts."""

@@ -106,18 +106,18 @@ class CompletionReply:
         self._head = head
         self._chunks = ChunkWriter(head, "text_completion")
 
-    def opening(self, index: int) -> bytes:
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
         """Nothing: text completions have no role."""
-        del index
+        del index, so_far
         return b""
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, so_far: Usage | None = None) -> bytes:
         """A piece of text."""
-        return self._chunks.choice(_choice(index, piece.text, self._logprobs(piece.logprobs), None))
+        return self._chunks.choice(_choice(index, piece.text, self._logprobs(piece.logprobs), None), so_far)
 
-    def closing(self, index: int, finish_reason: FinishReason) -> bytes:
+    def closing(self, index: int, finish_reason: FinishReason, so_far: Usage | None = None) -> bytes:
         """The reason."""
-        return self._chunks.choice(_choice(index, "", None, finish_reason))
+        return self._chunks.choice(_choice(index, "", None, finish_reason), so_far)
 
     def usage(self, usage: Usage) -> bytes:
         """The counts."""

@@ -61,6 +61,8 @@ class Generation:
     """The one that was asked for; None where none was."""
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    """Whether each chunk says the counts so far, as vLLM has it."""
 
     def sampling(self, *, max_tokens: int, seed: int, choice: int, eos_ids: frozenset[int]) -> SamplingParams:
         """One choice's parameters, with everything resolved that was left open."""
@@ -112,6 +114,7 @@ def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Ge
     max_tokens, param = _max_tokens(fields)
     stream = fields.flag("stream")
     top_k = fields.integer("top_k", -1, MAX_TOKENS_BOUND)
+    include_usage, continuous_usage = _usage(fields, stream=stream)
     return Generation(
         max_tokens=max_tokens,
         max_tokens_param=param,
@@ -136,7 +139,8 @@ def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Ge
         structure=structure,
         service_tier=_service_tier(fields),
         stream=stream,
-        include_usage=_include_usage(fields, stream=stream),
+        include_usage=include_usage,
+        continuous_usage=continuous_usage,
     )
 
 
@@ -205,13 +209,17 @@ def _service_tier(fields: Fields) -> ServiceTier | None:
     return None
 
 
-def _include_usage(fields: Fields, *, stream: bool) -> bool:
+def _usage(fields: Fields, *, stream: bool) -> tuple[bool, bool]:
+    """Whether the counts come at the end, and whether with each chunk too."""
     options = fields.section("stream_options")
     if options is None:
-        return False
+        return False, False
     if not stream:
         fields.refuse("stream_options", "is allowed only when stream is true")
     include = options.flag("include_usage")
+    continuous = options.flag("continuous_usage_stats")
+    if continuous and not include:
+        options.refuse("continuous_usage_stats", "is allowed only when include_usage is true")
     options.accept_inert({"include_obfuscation": Inert(bool, lambda value: value is False)})
     options.end()
-    return include
+    return include, continuous

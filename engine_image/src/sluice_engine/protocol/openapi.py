@@ -255,7 +255,13 @@ def _generation() -> Schema:
         **{f"guided_{name}": schema for name, schema in structures.items()},
         "stream": {"type": "boolean"},
         "stream_options": _object(
-            _optional({"include_usage": {"type": "boolean"}, "include_obfuscation": {"const": False}})
+            _optional(
+                {
+                    "include_usage": {"type": "boolean"},
+                    "continuous_usage_stats": {"type": "boolean"},
+                    "include_obfuscation": {"const": False},
+                }
+            )
         ),
         "user": {"type": "string"},
         "metadata": {"type": "object"},

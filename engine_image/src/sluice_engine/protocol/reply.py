@@ -116,15 +116,15 @@ class ReplyHead:
 class Reply(Protocol):
     """How one endpoint writes its answers."""
 
-    def opening(self, index: int) -> bytes:
-        """The frame before a choice's first text, possibly none."""
+    def opening(self, index: int, so_far: Usage | None = None) -> bytes:
+        """The frame before a choice's first text, possibly none; `so_far` where each frame is to say the counts."""
         ...
 
-    def piece(self, index: int, piece: Piece) -> bytes:
+    def piece(self, index: int, piece: Piece, so_far: Usage | None = None) -> bytes:
         """The frame of a piece of text."""
         ...
 
-    def closing(self, index: int, finish_reason: FinishReason) -> bytes:
+    def closing(self, index: int, finish_reason: FinishReason, so_far: Usage | None = None) -> bytes:
         """The frame that ends a choice."""
         ...
 
@@ -146,15 +146,19 @@ class ChunkWriter:
         # With include_usage every chunk but the last says null, as OpenAI documents it.
         self._end = '],"usage":null}\n\n' if head.include_usage else "]}\n\n"
 
-    def choice(self, choice: Mapping[str, object]) -> bytes:
-        """A chunk with one choice."""
+    def choice(self, choice: Mapping[str, object], so_far: Usage | None = None) -> bytes:
+        """A chunk with one choice, and with the counts so far where they are given."""
         text = json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
-        return f"{self._start}{text}{self._end}".encode()
+        return f"{self._start}{text}{self._end if so_far is None else _with(so_far)}".encode()
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices."""
-        text = json.dumps(usage.body(), separators=(",", ":"))
-        return f'{self._start}],"usage":{text}}}\n\n'.encode()
+        return f"{self._start}{_with(usage)}".encode()
+
+
+def _with(usage: Usage) -> str:
+    """How a chunk with counts ends."""
+    return f'],"usage":{json.dumps(usage.body(), separators=(",", ":"))}}}\n\n'
 
 
 def error_frame(error: RequestError) -> bytes:

@@ -88,6 +88,7 @@ class Answer:
     ) -> None:
         """`calling`: how tools are called in it, where they may be."""
         self._include_usage = generation.include_usage
+        self._continuous_usage = generation.continuous_usage
         self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
         echoes = [prompt.echo(tokenizer) for prompt in prompts]
         self._outputs = {
@@ -98,14 +99,14 @@ class Answer:
 
     async def write(self, stream: CallStream, reply: Reply, writer: Writer) -> None:
         """Stream it, one write for all choices that a step moved on. An error is the last frame: no [DONE] follows."""
-        frames = [reply.opening(index) for index in range(len(self._outputs))]
+        frames = [reply.opening(index, self._so_far()) for index in range(len(self._outputs))]
         if any(frames):
             await writer.write(b"".join(frames))
         frames.clear()
         try:
             while self._num_open:
                 for emission in await stream.next():
-                    frames.extend(_frames(reply, self._take(stream, emission)))
+                    frames.extend(self._frames(reply, self._take(stream, emission)))
                 if frames and self._num_open:
                     await writer.write(b"".join(frames))
                     frames.clear()
@@ -152,6 +153,17 @@ class Answer:
             stream.stop(emission.request.id)
         return Progress(output.index, piece, finish_reason)
 
+    def _frames(self, reply: Reply, progress: Progress) -> list[bytes]:
+        so_far = self._so_far()
+        frames = [] if progress.piece is None else [reply.piece(progress.index, progress.piece, so_far)]
+        if progress.finish_reason is not None:
+            frames.append(reply.closing(progress.index, progress.finish_reason, so_far))
+        return frames
+
+    def _so_far(self) -> Usage | None:
+        """The counts for a chunk, where each is to have them."""
+        return self._usage() if self._continuous_usage else None
+
     def _usage(self) -> Usage:
         outputs = self._outputs.values()
         # As the prompt counts once, so does what was found of it: by its first choice.
@@ -159,10 +171,3 @@ class Answer:
             output.request.num_cached_tokens for output in outputs if output.request.sampling.choice == 0
         )
         return Usage(self._prompt_tokens, sum(output.num_tokens for output in outputs), cached_tokens)
-
-
-def _frames(reply: Reply, progress: Progress) -> list[bytes]:
-    frames = [] if progress.piece is None else [reply.piece(progress.index, progress.piece)]
-    if progress.finish_reason is not None:
-        frames.append(reply.closing(progress.index, progress.finish_reason))
-    return frames
