@@ -93,6 +93,10 @@ bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
 peers: $(STAMP) ## A real llama.cpp and a real vLLM behind the gate, installed outside the repository first (half an hour, 6 GB)
 	$(BIN)/python benchmarks/peers.py --install
 
+.PHONY: harness
+harness: $(STAMP) ## guidellm and `sluice bench` load the same service in turn: their figures agree (installs guidellm, 6 GB)
+	$(BIN)/python benchmarks/harness.py
+
 .PHONY: check-engine-flags
 check-engine-flags: $(STAMP) ## The flags that runtime.type VLLM and SGLang become, against their own parsers (6 GB, once)
 	$(BIN)/python tests/operator/engine_flags.py

