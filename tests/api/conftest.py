@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from openai import AsyncOpenAI
 
+from engine.tool_templates import HERMES
 from sidecar.running import RunningGate, running_gate, until
 from sluice_engine.config import LiveConfig, SLOConfig
 from tiny_model import make_tiny_llama
@@ -38,6 +39,7 @@ def engine() -> Iterator[EngineProcess]:
     with tempfile.TemporaryDirectory(prefix="sl-") as name:
         folder = Path(name)
         make_tiny_llama(folder / "model")
+        (folder / "model" / "chat_template.jinja").write_text(HERMES)
         config = {
             "model": {"source": {"path": str(folder / "model")}, "served_name": "tiny", "data_type": "Float32"},
             "cache": {"capacity_bytes": 8 * 2**20},

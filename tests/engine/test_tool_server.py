@@ -11,6 +11,7 @@ from openai import APIStatusError, AsyncOpenAI
 from engine import tool_templates as templates
 from engine.serving import Served, served
 from engine.tiny_model import tool_tokenizer
+from sluice_sidecar.web.events import count_with_text
 
 TURNS = ("<|im_start|>", "<|im_end|>")
 TOOLS: Any = [
@@ -115,6 +116,17 @@ async def test_an_answer_with_tools(
     (choice,) = await asked(engine, say, **fields)
 
     assert (choice["message"]["content"], calls_of(choice), choice["finish_reason"]) == (content, calls, reason)
+
+
+async def test_in_a_stream_every_token_shows_and_clients_see_no_more_than_calls(engine: Served) -> None:
+    body = {
+        "model": "tiny", "messages": [{"role": "user", "content": f"say:A{tags(GET)}"}], "tools": TOOLS, "stream": True
+    }  # fmt: skip
+    async with engine.http.post("/v1/chat/completions", json=body) as response:
+        lines = [line for line in (await response.text()).split("\n\n") if line]
+    assert lines.count(': token {"index":0}') > len('<tool_call>\n{"name": "get"')
+    tokens = [line for line in lines if count_with_text(f"{line}\n\n".encode())]
+    assert len(tokens) == len(f"A{tags(GET)}".replace("{nl}", "\n").encode())
 
 
 async def test_each_choice_has_its_own_calls(engine: Served) -> None:

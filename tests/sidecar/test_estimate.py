@@ -45,7 +45,7 @@ def chat(text: str, **body: Any) -> dict[str, Any]:
         ),
         pytest.param(chat("x" * 300, max_tokens=1, n_predict=9), "chat", [(140, 9)], id="what-llama-cpp-goes-by"),
         pytest.param(chat("x" * 300, max_tokens=-1), "chat", [(140, 884)], id="below-zero-is-no-limit-to-llama-cpp"),
-        pytest.param(chat("x", max_tokens=7, tools=["y" * 295]), "chat", [(140, 7)], id="tools-are-part-of-the-prompt"),
+        pytest.param(chat("x", max_tokens=7, tools=["y" * 295]), "chat", [(252, 7)], id="tools-are-part-of-the-prompt"),
         pytest.param(
             {"messages": [{"role": "assistant", "tool_calls": ["y" * 296]}], "max_tokens": 7},
             "chat",
@@ -159,6 +159,17 @@ def test_the_question_for_the_count_is_the_largest_prompt() -> None:
     question = json.loads(estimate.tokenize_body(body, estimate.parse(body, "completions")))
 
     assert question == {"model": "m", "prompt": "the longest one"}
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_the_question_for_the_count_has_what_the_template_is_given(choice: str) -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
+    body = json.dumps({"messages": [called], "tools": [{}], "tool_choice": choice, "stop": "x"}).encode()
+
+    question = json.loads(estimate.tokenize_body(body, estimate.parse(body, "chat")))
+
+    told = {"tool_choice": "none"} if choice == "none" else {}
+    assert question == {"messages": [called], "tools": [{}], **told}
 
 
 def test_the_ratio_is_learned_once_there_are_enough_samples() -> None:

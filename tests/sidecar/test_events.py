@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice_engine.protocol.reply import held_frame
 from sluice_sidecar.web import events
 
 
@@ -24,6 +25,8 @@ def event(index: int, text: str) -> bytes:
         pytest.param(event(1, '"index": 7'), {1: 1}, id="a-text-that-looks-like-a-field"),
         pytest.param((event(0, "a") + event(0, "b")).replace(b"\n", b"\r\n"), {0: 2}, id="lines-that-end-in-two-bytes"),
         pytest.param(b": ping\n\n", {}, id="no-text"),
+        pytest.param(held_frame(0) + event(1, "b") + held_frame(1), {0: 1, 1: 2}, id="tokens-whose-text-waits"),
+        pytest.param(event(0, ": token {}\n: token {}"), {0: 1}, id="a-text-that-looks-like-a-comment"),
     ],
 )
 def test_which_choices_a_chunk_has_text_of(chunk: bytes, found: dict[int, int]) -> None:
@@ -40,7 +43,7 @@ def test_which_choices_a_chunk_has_text_of(chunk: bytes, found: dict[int, int]) 
         ({"reasoning_content": "hm"}, True),
         ({"reasoning": "hm"}, True),
         ({"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}, True),
-        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, False),
+        ({"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": ""}}]}, True),
         ({}, False),
     ],
     ids=str,
@@ -93,6 +96,7 @@ def test_a_token_is_found_however_it_is_written_and_whatever_stands_before_it(pa
     [
         (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n', True),
         (b'data: {"choices":[{"index":0,"delta":{},"finish_reason": "stop"}]}\n\n', True),
+        (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}\n\n', True),
         (b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n', False),
         (b'data: {"choices":[{"index":0,"delta":{"content":"stop"},"finish_reason":null}]}\n\n', False),
     ],

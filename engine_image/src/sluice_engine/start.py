@@ -39,10 +39,8 @@ def load_engine(
     """
     config, revision = _with_files(config, progress)
     tokenizer = load_tokenizer(config.model.source)
-    log.info(
-        "chat template",
-        extra={"tools": tokenizer.tools if isinstance(tokenizer.tools, str) else tokenizer.tools.form.family},
-    )
+    tools = tokenizer.tools
+    log.info("chat template", extra={"tools": tools if isinstance(tools, str) else tools.form.family})
     runner = TorchRunner.load(config, progress)
     progress(LoadingProgress(stage="step_table"))
 

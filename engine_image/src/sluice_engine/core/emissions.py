@@ -13,6 +13,9 @@ from itertools import chain
 from sluice_engine.core.plan import Ints, Logprob
 from sluice_engine.core.request import Outcome, Request
 
+HELD_TOKEN = b": token "
+"""Begins a line that stands for a token whose text has to wait: to clients a comment, to the gate a token."""
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:

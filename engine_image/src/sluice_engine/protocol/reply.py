@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from sluice_engine.core.emissions import HELD_TOKEN
 from sluice_engine.errors import RequestError
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -159,6 +160,11 @@ class ChunkWriter:
 def _with(usage: Usage) -> str:
     """How a chunk with counts ends."""
     return f'],"usage":{json.dumps(usage.body(), separators=(",", ":"))}}}\n\n'
+
+
+def held_frame(index: int) -> bytes:
+    """A token of a choice came, and what it says is not settled: a comment, which clients pass over."""
+    return b'%b{"index":%d}\n\n' % (HELD_TOKEN, index)
 
 
 def error_frame(error: RequestError) -> bytes:

@@ -21,6 +21,7 @@ from sluice_engine.protocol.reply import (
     TokenLogprob,
     Usage,
     error_frame,
+    held_frame,
 )
 from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.serving.chat_prompt import Prompt
@@ -47,6 +48,8 @@ class Progress:
     piece: Piece | None
     finish_reason: FinishReason | None
     """Set once, with the last piece."""
+    is_held: bool = False
+    """Whether there was a token, and its text has to wait."""
 
 
 @dataclass(slots=True)
@@ -96,6 +99,8 @@ class Answer:
             for index, request in enumerate(requests)
         }
         self._num_open = len(requests)
+        # The beginning of a call waits for its function's name: a dozen tokens, which would look like a long silence.
+        self._tells_held = calling is not None
 
     async def write(self, stream: CallStream, reply: Reply, writer: Writer) -> None:
         """Stream it, one write for all choices that a step moved on. An error is the last frame: no [DONE] follows."""
@@ -151,11 +156,14 @@ class Answer:
         if finish_reason is not None:
             self._num_open -= 1
             stream.stop(emission.request.id)
-        return Progress(output.index, piece, finish_reason)
+        is_held = self._tells_held and piece is None and emission.token_id is not None
+        return Progress(output.index, piece, finish_reason, is_held)
 
     def _frames(self, reply: Reply, progress: Progress) -> list[bytes]:
         so_far = self._so_far()
         frames = [] if progress.piece is None else [reply.piece(progress.index, progress.piece, so_far)]
+        if progress.is_held:
+            frames.append(held_frame(progress.index))
         if progress.finish_reason is not None:
             frames.append(reply.closing(progress.index, progress.finish_reason, so_far))
         return frames

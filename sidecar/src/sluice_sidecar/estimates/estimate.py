@@ -27,6 +27,8 @@ Route = Literal["chat", "completions"]
 # What a chat template puts around one message (role, separators), and around the whole (a default system message).
 MESSAGE_OVERHEAD_TOKENS = 8
 TEMPLATE_OVERHEAD_TOKENS = 32
+# Where it tells of tools it says how to call them, too: in 90 to 110 tokens, with the families that do.
+TOOLS_OVERHEAD_TOKENS = 112
 # From this share of what fits at most, an estimate that is off by a half may keep out what would have fitted.
 COUNTED_FROM_SHARE = 0.25
 # What else of a body becomes part of a chat's prompt.
@@ -180,6 +182,9 @@ def tokenize_body(body: bytes, asked: Asked) -> bytes:
     data = json.loads(body)
     if asked.param == "messages":
         question = {name: data[name] for name in ("messages", "tools") if data.get(name)}
+        if data.get("tool_choice") == "none":
+            # Then Sluice's engine does not tell the model of them.
+            question["tool_choice"] = "none"
         if asked.prompts[0].media:
             question["messages"] = media.without_media(question["messages"])
     else:
@@ -256,6 +261,8 @@ def _chat(data: Mapping[str, object]) -> Generator[None, None, PromptSize]:
                 yield
                 stride = _STRIDE_PARTS
     overhead = TEMPLATE_OVERHEAD_TOKENS + MESSAGE_OVERHEAD_TOKENS * count
+    if data.get("tools"):
+        overhead += TOOLS_OVERHEAD_TOKENS
     # Each part apart from the next, or two conversations could say the same in other words' places.
     text_bytes = written_bytes + sum(map(_weighted_bytes, texts))
     return PromptSize(text_bytes, overhead, media=media.counted(kinds), text=b"\x00".join(told))

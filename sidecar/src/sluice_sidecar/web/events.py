@@ -8,19 +8,22 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from sluice_engine.core.emissions import HELD_TOKEN
+
 # Usage and [DONE] stand within this much of a stream's end.
 TAIL_BYTES = 2048
 # An event that long is not one of an engine's: it is passed on in pieces.
 _MOST_EVENT_BYTES = 256 * 1024
 # The first event of a stream names the role and has no text; a token's has some. What a model thinks, and the
-# arguments of a tool that it calls, are tokens too.
-_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments)":\s*"[^"]')
+# name and the arguments of a tool that it calls, are tokens too. Of one whose text has to wait, Sluice's engine says so
+# in a comment, which clients pass over.
+_TEXT = re.compile(rb'"(?:content|text|reasoning_content|reasoning|arguments|name)":\s*"[^"]')
 # How nearly every engine writes it: found faster than by the pattern.
 _CONTENT = b'"content":"'
 _INDEX = re.compile(rb'"index":\s*(\d+)')
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT_USAGE = re.compile(rb'"prompt_tokens":\s*(\d+)')
-_STOPPED = re.compile(rb'"finish_reason":\s*"stop"')
+_STOPPED = re.compile(rb'"finish_reason":\s*"(?:stop|tool_calls)"')
 _EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 _ENDS = (b"\n\n", b"\r\n\r\n")
@@ -31,20 +34,24 @@ def has_text(chunk: bytes) -> bool:
     end = chunk.find(_CONTENT) + len(_CONTENT)
     if end >= len(_CONTENT) and chunk[end : end + 1] not in {b'"', b""}:
         return True
-    return _TEXT.search(chunk) is not None
+    return _is_token(chunk)
 
 
 def count_with_text(chunk: bytes) -> int:
     """How many of its events have text: several may have come at once. An engine writes each in one line."""
     if b"\n" not in chunk.rstrip():
         return int(has_text(chunk))
-    return sum(1 for line in chunk.split(b"\n") if _TEXT.search(line) is not None)
+    return sum(map(_is_token, chunk.split(b"\n")))
 
 
 def choices_with_text(chunk: bytes) -> Counter[int]:
     """The choices that the chunk has text of, each with the number of its events."""
-    lines = (line for line in chunk.split(b"\n") if _TEXT.search(line) is not None)
+    lines = filter(_is_token, chunk.split(b"\n"))
     return Counter(int(found[1]) for line in lines if (found := _INDEX.search(line)) is not None)
+
+
+def _is_token(line: bytes) -> bool:
+    return _TEXT.search(line) is not None or line.startswith(HELD_TOKEN)
 
 
 def whole_events(data: bytes) -> tuple[bytes, bytes]:
