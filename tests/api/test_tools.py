@@ -86,6 +86,22 @@ async def test_a_function_that_was_chosen_is_called_once(client: AsyncOpenAI) ->
     assert {choice.finish_reason for choice in choices} == {"tool_calls"}
 
 
+@pytest.mark.parametrize(("bias", "reason"), [(100, "tool_calls"), (-100, "stop")])
+async def test_beside_a_format_an_answer_is_a_call_or_follows_it(client: AsyncOpenAI, bias: int, reason: str) -> None:
+    number = {"type": "integer", "maximum": 99}
+    schema = {"type": "object", "properties": {"n": number}, "required": ["n"], "additionalProperties": False}
+    formatted = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+    tool = {"type": "function", "function": {**NOTE["function"], "strict": True}}
+    fields = {"tools": [tool], "response_format": formatted, "logit_bias": {str(ord("<")): bias}}
+    (choice,) = await answers(client, parallel_tool_calls=False, **fields)
+
+    assert choice.finish_reason == reason
+    if reason == "stop":
+        jsonschema.validate(json.loads(choice.message.content), schema)
+    else:
+        assert [(name, json.loads(arguments)) for name, arguments in told(choice)] == [("note", {})]
+
+
 async def test_a_call_that_is_cut_says_so(client: AsyncOpenAI) -> None:
     chosen = {"type": "function", "function": {"name": "weather"}}
     (choice,) = await answers(client, tool_choice=chosen, max_tokens=60)

@@ -13,6 +13,7 @@ from engine import tool_templates as templates
 from engine.tiny_model import EOS, FIRST_SPECIAL, tool_tokenizer
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import InvalidRequest
+from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tools import Tool, ToolUse
 from sluice_engine.serving.chat_prompt import chat_prompt
 from sluice_engine.text.chat_template import ChatTemplate
@@ -226,10 +227,10 @@ def takes(tokenizer: Tokenizer, grammar: Any, text: str) -> tuple[str, bool]:
     raise AssertionError
 
 
-def held(source: str, use: ToolUse, *special: str) -> tuple[Tokenizer, Any]:
+def held(source: str, use: ToolUse, *special: str, answer: Structure | None = None) -> tuple[Tokenizer, Any]:
     tokenizer = tool_tokenizer(source, *special)
     assert isinstance(tokenizer.tools, ToolTemplate)
-    structure = tool_grammar(tokenizer.tools.form, tokenizer.tools.special, use)
+    structure = tool_grammar(tokenizer.tools.form, tokenizer.tools.special, use, answer)
     assert structure is not None
     matcher = _begun(_tokens(tokenizer, tokenizer.vocab_size), structure)
     assert not isinstance(matcher, str), matcher
@@ -289,6 +290,21 @@ def test_a_free_answer_follows_the_schema_of_a_strict_tool_once_it_calls_it(
     assert takes(tokenizer, grammar, wrong) == (wrong[: wrong.index("Bonn")], False)
     if not answer.startswith("{"):
         assert takes(tokenizer, grammar, f"Wait.\n{answer}") == (f"Wait.\n{answer}", True)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_beside_a_format_an_answer_is_a_call_or_follows_it(strict: bool) -> None:  # noqa: FBT001
+    answer = Structure("json_schema", '{"type": "object", "properties": {"n": {"type": "integer"}}}', "response_format")
+    tokenizer, grammar = held(templates.HERMES, using(replace(WEATHER, strict=strict)), answer=answer)
+
+    for text in (f"<tool_call>\n{CALL}\n</tool_call>", '{"n": 3}'):
+        assert takes(tokenizer, grammar, text) == (text, True)
+    assert takes(tokenizer, grammar, '{"n": "x"}') == ('{"n": ', False)
+    assert takes(tokenizer, grammar, "So") == ("", False)
+    wrong = f"<tool_call>\n{CALL}\n</tool_call>".replace("Rome", "Bonn")
+    assert takes(tokenizer, grammar, wrong)[1] != strict
+    tokenizer, grammar = held(templates.HERMES, using(WEATHER, required=True), answer=answer)
+    assert takes(tokenizer, grammar, '{"n": 3}') == ("", False), "a call is required"
 
 
 def test_one_call_at_a_time_is_all_there_may_be() -> None:

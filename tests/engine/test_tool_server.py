@@ -192,6 +192,27 @@ async def test_a_model_without_tools_refuses_them_in_a_sentence(fields: Any, par
         assert choice["message"]["content"] == "x", "none of them may be called"
 
 
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        pytest.param({"response_format": {"type": "json_object"}}, "response_format", "with this model", id="a format"),
+        pytest.param({"extra_body": {"guided_choice": ["a"]}}, "guided_choice", "beside tools", id="a choice"),
+    ],
+)
+async def test_where_calls_look_like_answers_no_format_stands_beside_tools(fields: Any, param: str, says: str) -> None:
+    async with served(tokenizer=tool_tokenizer(templates.LLAMA)) as engine:
+        with pytest.raises(APIStatusError) as caught:
+            await asked(engine, "x", **fields)
+        assert (caught.value.status_code, caught.value.param) == (400, param)
+        assert says in str(caught.value)
+
+
+async def test_a_format_that_is_no_json_is_refused_beside_tools(engine: Served) -> None:
+    with pytest.raises(APIStatusError) as caught:
+        await asked(engine, "x", extra_body={"guided_json": "{"})
+    assert (caught.value.status_code, caught.value.param) == (400, "guided_json")
+
+
 async def test_no_end_is_not_allowed_where_a_schema_is_followed(engine: Served) -> None:
     with pytest.raises(APIStatusError) as caught:
         await asked(engine, "x", tool_choice="required", extra_body={"ignore_eos": True})

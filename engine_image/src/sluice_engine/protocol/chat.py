@@ -58,9 +58,10 @@ def parse_chat(raw: bytes) -> ChatCall:
     fields.accept_inert(_INERT)
     logprobs, top_logprobs = _logprobs(fields)
     generation = parse_generation(fields, logprobs=logprobs, top_logprobs=top_logprobs)
-    if tools is not None and generation.structure is not None:
-        problem = f"is not supported beside tools, unless tool_choice is none: {generation.structure.param}"
-        fields.refuse(generation.structure.param.partition(".")[0], problem, UNSUPPORTED)
+    structure = generation.structure
+    if tools is not None and structure is not None and structure.kind != "json_schema":
+        problem = "is not supported beside tools; a JSON schema is, and any structure where tool_choice is none"
+        fields.refuse(structure.param, problem, UNSUPPORTED)
     fields.end()
     return ChatCall(model=model, messages=messages, generation=generation, tools=tools)
 

@@ -5,6 +5,7 @@ Everything that can be refused is refused here, before the engine hears of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -16,10 +17,12 @@ from sluice_engine.protocol.body import UNSUPPORTED, shown
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation
+from sluice_engine.protocol.structure import Structure
 from sluice_engine.serving.chat_prompt import Prompt, chat_prompt, tool_template
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.text.tokenizer import Tokenizer
 from sluice_engine.text.tool_calls import Calling
+from sluice_engine.text.tool_format import ToolFormat
 from sluice_engine.text.tool_grammar import tool_grammar
 
 
@@ -41,11 +44,24 @@ def tool_calling(call: ChatCall, tokenizer: Tokenizer) -> tuple[Calling | None, 
     if call.tools is None:
         return None, call.generation
     tools = tool_template(tokenizer, "tools")
-    structure = tool_grammar(tools.form, tools.special, call.tools)
+    answer = call.generation.structure
+    if answer is not None and not call.tools.required:
+        _check_answer(answer, tools.form)
+    structure = tool_grammar(tools.form, tools.special, call.tools, answer)
     if structure is not None and call.generation.ignore_eos:
         problem = "is not allowed where a call must follow a schema: its end is the answer's end"
         raise InvalidRequest.field("ignore_eos", problem)
     return Calling.of(tools, call.tools), replace(call.generation, structure=structure)
+
+
+def _check_answer(answer: Structure, form: ToolFormat) -> None:
+    if form.bare:
+        problem = "is not supported beside tools with this model: its calls are JSON without a mark, as that would be"
+        raise InvalidRequest.field(answer.param, problem, code=UNSUPPORTED)
+    try:
+        json.loads(answer.source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest.field(answer.param, "is not JSON", code="invalid_grammar") from error
 
 
 def completion_prompts(call: CompletionCall, tokenizer: Tokenizer) -> list[Prompt]:

@@ -21,18 +21,27 @@ _NAMED, _JSON = "// ", ": %json "
 _NO_OBJECT = r"/\s*([^{\s](.|\n)*)?/"
 
 
-def tool_grammar(form: ToolFormat, special: Mapping[str, int], use: ToolUse) -> Structure | None:
+def tool_grammar(
+    form: ToolFormat, special: Mapping[str, int], use: ToolUse, answer: Structure | None = None
+) -> Structure | None:
     """What the answers of a call have to follow; None where the model is free.
 
-    A model that need not call may still be held to a function's schema once it does: where one is strict.
+    A model that need not call may still be held to a function's schema once it does: where one is strict. `answer`: the
+    schema of an answer that is no call; a format whose calls are bare objects has no room for one.
 
     `special`: those markers that are special tokens.
     """
-    if not use.required and not any(tool.strict for tool in use.callable):
+    if not use.required and not any(tool.strict for tool in use.callable) and answer is None:
         return None
     several = use.parallel and form.parallel
-    lines = [
-        *(_required(form, special, several=several) if use.required else _free(form, special, several=several)),
+    if use.required or answer is not None:
+        lines = _alone(form, special, several=several)
+    else:
+        lines = _free(form, special, several=several)
+    if answer is not None and not use.required:
+        lines[0] += " | answer"
+        lines += [f"{_NAMED}{answer.param}", f"answer{_JSON}{_schema(json.loads(answer.source))}"]
+    lines += [
         f"rest: {_rest(form, special, several=several)}",
         f"object: {' | '.join(f'call_{index}' for index in range(len(use.callable)))}",
     ]
@@ -40,20 +49,20 @@ def tool_grammar(form: ToolFormat, special: Mapping[str, int], use: ToolUse) -> 
         schema = tool.parameters if use.required or tool.strict else _ANY_OBJECT
         lines += [
             f"call_{index}: {_call(form, special, tool, f'arguments_{index}')}",
-            f"{_NAMED}{tool.name}",
+            f"{_NAMED}the parameters of {tool.name}",
             f"arguments_{index}{_JSON}{_schema(schema)}",
         ]
     return Structure("tools", "\n".join(lines), "tools")
 
 
 def schemas_of(structure: Structure) -> Iterator[tuple[str, str]]:
-    """The functions of a grammar that `tool_grammar` made, each with what its arguments follow."""
+    """The schemas of a grammar that `tool_grammar` made, each by what it is."""
     for above, line in pairwise(structure.source.splitlines()):
         if above.startswith(_NAMED):
             yield above.removeprefix(_NAMED), line.partition(_JSON)[2]
 
 
-def _required(form: ToolFormat, special: Mapping[str, int], *, several: bool) -> list[str]:
+def _alone(form: ToolFormat, special: Mapping[str, int], *, several: bool) -> list[str]:
     opened = f"{_marker(form.opening, special)} rest" if form.opened else "rest"
     if not several or form.layout == "list":
         return [f"start: {opened}"]
@@ -106,5 +115,7 @@ def _marker(text: str, special: Mapping[str, int]) -> str:
     return f"<[{special[text]}]>" if text in special else json.dumps(text)
 
 
-def _schema(schema: Mapping[str, object]) -> str:
+def _schema(schema: object) -> str:
+    if not isinstance(schema, Mapping):
+        return json.dumps(schema)
     return json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
