@@ -93,6 +93,10 @@ bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
 peers: $(STAMP) ## A real llama.cpp and a real vLLM behind the gate, installed outside the repository first (half an hour, 6 GB)
 	$(BIN)/python benchmarks/peers.py --install
 
+.PHONY: bench-peers
+bench-peers: $(STAMP) ## Sluice, vLLM and llama.cpp under one load in one run (after `make peers`; quiet machine, please)
+	$(BIN)/python benchmarks/peer_load.py
+
 .PHONY: harness
 harness: $(STAMP) ## guidellm and `sluice bench` load the same service in turn: their figures agree (installs guidellm, 6 GB)
 	$(BIN)/python benchmarks/harness.py

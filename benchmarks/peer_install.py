@@ -55,6 +55,8 @@ def install_llama(at: Path) -> None:
         build = {"LLAMA_CPP_BUILD_JOBS": str(os.cpu_count() or 1), "CMAKE_ARGS": " ".join(_llama_options())}
         _run([sys.executable, "-m", "venv", str(at / "llama")])
         _run(["nice", str(at / "llama/bin/pip"), "install", LLAMA], environment=build)
+    # Also where an earlier try ended before it.
+    _name_libraries(at / "llama")
 
 
 def install_vllm(at: Path) -> None:
@@ -89,6 +91,14 @@ def unpack_sglang(at: Path) -> Path:
         pip = [str(at / "vllm/bin/pip"), "install", "--no-deps", "--only-binary", ":all:", "--target", str(folder)]
         _run([*pip, SGLANG])
     return folder
+
+
+def _name_libraries(environment: Path) -> None:
+    """Gives libraries the names they are looked for by: a wheel holds no links, as `libx.so.0` is one."""
+    for library in environment.rglob("lib*.so.*.*.*"):
+        name = library.with_name(".".join(library.name.split(".")[:-2]))
+        if not name.exists():
+            name.symlink_to(library.name)
 
 
 def _llama_options() -> list[str]:

@@ -10,14 +10,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import os
-import signal
-import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,112 +20,16 @@ import aiohttp
 
 import peer_install
 from peer_clients import MODEL, crowd, says
-from peer_weights import convert, gguf_path
+from peer_process import Peer, answers, free_port, kill, peers, process
 from report import Bar, Report
 from sluice_engine import codec
-from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
-from sluice_sidecar.config import EngineKind, GateConfig
+from sluice_engine.config import AdmissionConfig, LiveConfig
+from sluice_sidecar.config import GateConfig
 
 SECONDS = 30.0
 QUICK_SECONDS = 12.0
 WARM_UP_S = 4.0
 SLOTS = 16
-KV_TOKENS = 8192
-START_S = 900.0
-# One thread of two: its threads wait for each other by spinning, and the gate and the clients need a core as well.
-VLLM_ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "KMP_BLOCKTIME": "0",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """One engine, as it is started here."""
-
-    kind: EngineKind
-    command: list[str]
-    slo: SLOConfig
-    port: int
-    max_sequences: int
-    kv_tokens: int | None = None
-    """Where it does not tell."""
-    environment: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-def peers(at: Path, only: str) -> list[Peer]:
-    """Those that are installed."""
-    found = []
-    llama, vllm = peer_install.llama_server(at), peer_install.vllm_command(at)
-    if llama is not None and only in {"", "llamacpp"}:
-        port = free_port()
-        command = [
-            str(llama), "-m", str(gguf_path()), "-a", MODEL, "-np", str(SLOTS), "-c", str(KV_TOKENS), "-kvu",
-            "-t", "2", "-b", "256", "--metrics", "--no-webui", "--port", str(port),
-        ]  # fmt: skip
-        slo = SLOConfig(time_to_first_token_us=3_000_000, inter_token_latency_us=500_000, reference_prompt_tokens=512)
-        found.append(Peer("llamacpp", command, slo, port, SLOTS, kv_tokens=KV_TOKENS))
-    if vllm is not None and only in {"", "vllm"}:
-        port = free_port()
-        command = [
-            str(vllm), "serve", str(convert(at / "smol")), "--served-model-name", MODEL, "--max-model-len", "4096",
-            "--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "512", "--enforce-eager", "--host", "127.0.0.1",
-            "--port", str(port),
-        ]  # fmt: skip
-        slo = SLOConfig(time_to_first_token_us=3_000_000, inter_token_latency_us=500_000, reference_prompt_tokens=512)
-        found.append(Peer("vllm", command, slo, port, SLOTS, environment=VLLM_ENVIRONMENT))
-    return found
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-@contextlib.asynccontextmanager
-async def process(
-    command: list[str], log: Path, environment: dict[str, str]
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs while inside; ended on the way out."""
-    with log.open("wb") as file:
-        child = await asyncio.create_subprocess_exec(
-            *command, stdout=file, stderr=file, env=os.environ | environment, start_new_session=True
-        )
-        try:
-            yield child
-        finally:
-            if child.returncode is None:
-                child.terminate()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(20):
-                        await child.wait()
-            kill(child)
-            await child.wait()
-
-
-def kill(child: asyncio.subprocess.Process) -> None:
-    """It and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-async def answers(url: str, child: asyncio.subprocess.Process, log: Path) -> None:
-    """Wait for a 200."""
-    async with aiohttp.ClientSession() as session, asyncio.timeout(START_S):
-        while True:
-            if child.returncode is not None:
-                raise SystemExit(f"it ended at start: {log}")
-            with contextlib.suppress(aiohttp.ClientError, OSError):
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.2)
 
 
 def gate_files(peer: Peer, folder: Path, ports: tuple[int, int]) -> Path:
@@ -248,7 +147,7 @@ def main() -> int:
     at = peer_install.folder()
     if args.install:
         peer_install.install(at)
-    found = peers(at, args.only)
+    found = peers(at, SLOTS, only=args.only)
     if not found:
         sys.stderr.write(f"no peer is installed in {at}; `make peers` does it\n")
         return 2
