@@ -8,7 +8,7 @@ import pytest
 from engine.scripted import make_limits, make_request
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.plan import StepPlan, StepResult
-from sluice_engine.core.request import Media, Request
+from sluice_engine.core.request import Media, Request, RequestStatus
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
 
@@ -84,3 +84,34 @@ def test_an_adapter_that_is_in_use_costs_nothing_and_another_waits_without_block
     while "A" in scheduler.requests or "C" in scheduler.requests:
         step(scheduler)
     assert set(shares(step(scheduler))) == {"B"}, "the last user of the other one has left"
+
+
+def test_many_that_wait_for_an_adapter_do_not_hide_who_waits_for_none() -> None:
+    scheduler = make_scheduler(adapters=1)
+    scheduler.add(with_adapter("A", "x", arrival_us=0))
+    for at in range(1, 21):
+        scheduler.add(with_adapter(f"B{at}", "y", arrival_us=at))
+    scheduler.add(with_adapter("C", "", arrival_us=30))
+
+    plan = step(scheduler)
+
+    assert set(shares(plan)) == {"A", "C"}
+    assert plan.waiting_reasons == (("adapters_in_use", 20),)
+
+
+def test_an_adapter_that_never_rests_does_not_keep_another_out_for_ever() -> None:
+    """After a number of overtakes nobody with an adapter passes; whoever has none does not prolong the wait."""
+    scheduler = make_scheduler(adapters=1)
+    scheduler.add(with_adapter("X0", "x", arrival_us=0))
+    step(scheduler)
+    scheduler.add(with_adapter("Y", "y", arrival_us=1))
+    at = 2
+    while scheduler.requests["Y"].status is not RequestStatus.RUNNING:
+        assert at < 200, "Y starves"
+        scheduler.add(with_adapter(f"X{at}", "x", arrival_us=at))
+        scheduler.add(with_adapter(f"N{at}", "", arrival_us=at))
+        step(scheduler)
+        at += 1
+    overtakers = [name for name, request in scheduler.requests.items() if request.status is RequestStatus.WAITING]
+    assert overtakers, "those of x that came later wait now"
+    assert not [name for name in overtakers if name.startswith("N")], "who has no adapter passed all the time"

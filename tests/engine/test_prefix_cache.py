@@ -87,6 +87,19 @@ def test_tenants_never_find_each_other_s_blocks() -> None:
     assert cache.match(make(list(range(10)))).num_tokens == 0
 
 
+def test_adapters_never_find_each_other_s_blocks() -> None:
+    cache = warmed(list(range(10)), tenant="green")
+    for adapter, found in (("", 2), ("sql#1", 0)):
+        request = make(list(range(10)), "green")
+        request.adapter = adapter
+        assert cache.match(request).num_blocks == found
+    # Nor is a tenant's name taken for an adapter's key.
+    for tenant, adapter in (("greensql#1", ""), ("", "greensql#1")):
+        request = make(list(range(10)), tenant)
+        request.adapter = adapter
+        assert cache.match(request).num_blocks == 0
+
+
 def test_a_key_depends_on_tenant_block_size_and_every_token_before_it() -> None:
     def keys(tokens: list[int], tenant: str, block_tokens: int) -> list[bytes]:
         cache = PrefixCache(BlockPool(16, block_tokens))

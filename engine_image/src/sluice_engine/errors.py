@@ -3,6 +3,7 @@
 EngineError
 ├── InvalidConfig        a file or option the engine was started with
 ├── ModelUnavailable     weights or tokenizer missing, corrupt, or of an architecture that is not supported
+├── AdapterRefused       a LoRA adapter that is missing, damaged, not supported, or for another model
 ├── SocketUnavailable    the Unix socket cannot be bound
 └── RequestError         an HTTP answer, as an OpenAI error object
     ├── InvalidRequest   400  the body breaks a rule; `param` names the field
@@ -43,6 +44,10 @@ class ModelUnavailable(EngineError):
     def __init__(self, message: str, code: str = "ModelCorrupt") -> None:
         super().__init__(message)
         self.code = code
+
+
+class AdapterRefused(EngineError):
+    """An adapter cannot be loaded; the text says which file or field, and why."""
 
 
 class SocketUnavailable(EngineError):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_engine.compute.adapters import AdapterStore, StepAdapters
 from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import NO_POSITIONS, Ints, ScheduledRequest, StepPlan, TableChange
@@ -78,6 +79,10 @@ class StepInputs:
     """All rows, for kernels; there are no buckets and no chunks then."""
     sample_tiles: Tiles | None
     """The sampling rows, in the order of `sample_rows`."""
+    adapters: StepAdapters | None
+    """Which rows run with an adapter; None where none does."""
+    sample_adapters: StepAdapters | None
+    """The same of the sampling rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,14 @@ class _Shares:
 
 
 class SlotRows:
-    """What lives as long as a request runs, one row a slot: its block table, and the token that was sampled last.
+    """What lives as long as a request runs, one row a slot: its block table, its adapter, the token sampled last.
 
     Tables change only as plans say: what a step was planned with is what it runs with, whatever is planned meanwhile.
     """
 
-    def __init__(self, block_tokens: int, max_length_tokens: int) -> None:
+    def __init__(self, block_tokens: int, max_length_tokens: int, adapters: AdapterStore | None) -> None:
+        self._store = adapters
+        self.adapters: Ints = np.zeros(0, dtype=np.int64)
         self._width = blocks_for(max_length_tokens, block_tokens)
         self.tables: Ints = np.zeros((0, self._width), dtype=np.int64)
         self.last_tokens: Ints = np.zeros(0, dtype=np.int64)
@@ -114,6 +121,8 @@ class SlotRows:
             end = change.first + len(change.blocks)
             self.tables[change.slot, change.first : end] = change.blocks
             self._filled[change.slot] = end
+            if not change.first:
+                self.adapters[change.slot] = self._store.number(change.adapter) if self._store is not None else 0
 
     def check(self, slots: Ints, num_blocks: Ints) -> None:
         """Never read or write a block that is not the request's: a plan that would is broken."""
@@ -124,6 +133,7 @@ class SlotRows:
         self.tables = np.concatenate([self.tables, np.zeros((missing, self._width), dtype=np.int64)])
         self.last_tokens = np.concatenate([self.last_tokens, np.zeros(missing, dtype=np.int64)])
         self._filled = np.concatenate([self._filled, np.zeros(missing, dtype=np.int64)])
+        self.adapters = np.concatenate([self.adapters, np.zeros(missing, dtype=np.int64)])
 
 
 class StepBuilder:
@@ -138,14 +148,19 @@ class StepBuilder:
         *,
         tile_rows: int | None = None,
         window: int | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
-        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels. `window`: that of some layers."""
+        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels. `window`: that of some layers.
+
+        `adapters`: what plans may name.
+        """
         self._block_tokens = block_tokens
         self._tile_rows = tile_rows
         self._window = window
         self._dtype = dtype
         self._device = device
-        self._slots = SlotRows(block_tokens, max_length_tokens)
+        self._adapters = adapters
+        self._slots = SlotRows(block_tokens, max_length_tokens, adapters)
 
     def adopt(self, changes: Sequence[TableChange]) -> None:
         """Bring the block tables up to date, also where the step that brings the changes is never built."""
@@ -190,6 +205,8 @@ class StepBuilder:
             sampled=order,
             tiles=self._tiles(ordered, chunks),
             sample_tiles=self._tiles(sampled, _NO_SHARES),
+            adapters=self._adapters_of(slots),
+            sample_adapters=self._adapters_of(sampled.slots),
         )
 
     def remember(self, plan: StepPlan, token_ids: Ints) -> None:
@@ -201,6 +218,9 @@ class StepBuilder:
                 newest = num_accepted(chunk.drafts, token_ids[row : row + chunk.num_sampled])
                 self._slots.last_tokens[chunk.slot] = token_ids[row + newest]
             row += chunk.num_sampled
+
+    def _adapters_of(self, slots: Ints) -> StepAdapters | None:
+        return None if self._adapters is None else self._adapters.step(self._slots.adapters[slots], self._device)
 
     def _tiles(self, singles: _Shares, chunks: _Shares) -> Tiles | None:
         """All rows in pieces that one thread computes: single rows (of a sampling batch, last rows), then chunks."""

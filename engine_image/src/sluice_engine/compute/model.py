@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
+from sluice_engine.compute.adapters import StepAdapters
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles
 from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.linear import Linear
@@ -37,6 +38,7 @@ class Layer:
         self.gate_up = linear(weights.gate_up, blocks.gate_up, weights.gate_up_bias, weights.gate_up_norm)
         self.down = linear(weights.down, blocks.down, weights.down_bias)
         self.qk_norm = weights.qk_norm
+        self.qkv_norm, self.gate_up_norm = weights.qkv_norm, weights.gate_up_norm
         self.window = window
 
 
@@ -87,7 +89,8 @@ class Model:
         *layers, last = self._layers
         for index, layer in enumerate(layers):
             qkv = self._qkv(layer, x, turns, inputs, cache, index)
-            x = self._after_attention(layer, x, self._attend(layer, qkv, inputs, cache, index))
+            attended = self._attend(layer, qkv, inputs, cache, index)
+            x = self._after_attention(layer, x, attended, inputs.adapters, index)
         index = len(layers)
         qkv = self._qkv(last, x, turns, inputs, cache, index)
         if not inputs.sample_rows.numel():
@@ -110,12 +113,16 @@ class Model:
                 attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index, last.window)
                 for bucket in inputs.sample_buckets
             ])  # fmt: skip
-        x = self._after_attention(last, x, attended.view(len(x), -1))
+        x = self._after_attention(last, x, attended.view(len(x), -1), inputs.sample_adapters, index)
         return self._head(self._norm(x, self._final_norm)).float()
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""
-        qkv = layer.qkv(self._norm(x, layer.qkv.left_out(len(x))))
+        left_out = layer.qkv.left_out(len(x))
+        normed = self._norm(x, left_out)
+        qkv = layer.qkv(normed)
+        if inputs.adapters is not None:
+            inputs.adapters.add(index, "qkv", normed, qkv, layer.qkv_norm if left_out is None else None)
         shape = self.architecture
         if self._kernels is not None:
             self._kernels.turn_and_store(
@@ -167,13 +174,26 @@ class Model:
         attended = parts[0] if len(parts) == 1 else torch.cat(parts)
         return attended.view(len(qkv), self._q_size)
 
-    def _after_attention(self, layer: Layer, x: Tensor, attended: Tensor) -> Tensor:
+    def _after_attention(
+        self, layer: Layer, x: Tensor, attended: Tensor, adapters: StepAdapters | None, index: int
+    ) -> Tensor:
         x = layer.attention_out.add_to(x, attended)
-        gate_up = layer.gate_up(self._norm(x, layer.gate_up.left_out(len(x))))
+        if adapters is not None:
+            adapters.add(index, "attention_out", attended, x)
+        left_out = layer.gate_up.left_out(len(x))
+        normed = self._norm(x, left_out)
+        gate_up = layer.gate_up(normed)
+        if adapters is not None:
+            adapters.add(index, "gate_up", normed, gate_up, layer.gate_up_norm if left_out is None else None)
         if self._kernels is not None:
-            return layer.down.add_to(x, self._kernels.silu_mul(gate_up))
-        gate, up = gate_up.chunk(2, dim=-1)
-        return layer.down.add_to(x, silu(gate).mul_(up))
+            inner = self._kernels.silu_mul(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = silu(gate).mul_(up)
+        x = layer.down.add_to(x, inner)
+        if adapters is not None:
+            adapters.add(index, "down", inner, x)
+        return x
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Rows divided by their root mean square; no weight where it is in the matrix that follows."""

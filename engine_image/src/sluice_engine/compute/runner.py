@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.attention import KVCache
 from sluice_engine.compute.device import (
     choose_device,
@@ -58,9 +59,19 @@ class TorchRunner:
         shape = model.architecture
         tile_rows = rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None
         window = next((window for window in shape.windows(max_length_tokens) if window is not None), None)
+        self.adapters = AdapterStore(shape, dtype, device)
+        """What requests may run with beside the model; loaded and dropped by whoever owns their names."""
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
         self._builder, self._measured = (
-            StepBuilder(cache.block_tokens, max_length_tokens, dtype, device, tile_rows=tile_rows, window=window)
+            StepBuilder(
+                cache.block_tokens,
+                max_length_tokens,
+                dtype,
+                device,
+                tile_rows=tile_rows,
+                window=window,
+                adapters=self.adapters,
+            )
             for _ in range(2)
         )
         self._sampler = Sampler()

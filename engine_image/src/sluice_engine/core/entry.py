@@ -18,6 +18,9 @@ from sluice_engine.core.suspension import Suspension
 
 # Waiting requests that are looked at beyond the first that cannot be placed: a few, so that a step's cost is bounded.
 LOOK_PAST = 4
+# Those that wait for an adapter cost a look each, and no search for blocks: many of them shall not hide who waits for
+# none.
+LOOK_PAST_ADAPTERS = 64
 # A request that could not be placed is overtaken this often, then nobody passes it any more.
 MAX_OVERTAKEN = 16
 
@@ -61,19 +64,30 @@ class Entry:
     def schedule(self, step: Step) -> None:
         """Let waiting requests in, past a few that cannot be placed, and note why those stay out."""
         passed: list[Request] = []
+        unadapted: list[Request] = []
+        adapters_shut = False
         wanted = self._waiting.waiting_tokens
         for request in self._waiting.candidates(step.now_us):
             step.gate = self._shut_gate(step)
             if step.gate is not None:
                 return
             wanted -= request.num_tokens
+            if request.adapter and (adapters_shut or self._running.lacking(request, step.limits) == "adapters"):
+                # Whoever brings no adapter does not prolong the wait: only others with one are held behind it.
+                step.held_back.append(HeldBack(request.id, "adapters_in_use"))
+                unadapted.append(request)
+                adapters_shut |= request.num_overtaken >= MAX_OVERTAKEN
+                if len(unadapted) > LOOK_PAST_ADAPTERS:
+                    step.gate = "behind_others"
+                    return
+                continue
             try:
                 reason = "shared_prompt" if self._awaits_leader(request) else self._place(request, step, wanted)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
                 self._contain(request, error, step)
                 continue
             if reason is None:
-                for other in passed:
+                for other in (*passed, *unadapted) if request.adapter else passed:
                     other.num_overtaken += 1
                 continue
             step.held_back.append(HeldBack(request.id, reason))

@@ -124,6 +124,8 @@ class TableChange:
     slot: int
     first: int
     blocks: tuple[int, ...]
+    adapter: str = ""
+    """What a new owner runs with; empty: the model alone."""
 
 
 @dataclass(frozen=True, slots=True)

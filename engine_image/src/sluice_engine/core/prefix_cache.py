@@ -1,9 +1,9 @@
 """Prompts that begin alike share KV blocks: keys for the content of blocks, and when a request may give or take them.
 
-A block's key is a strong hash chained over everything before it: the tenant, the block size, and all token ids up to
-the block's end. So equal keys mean equal KV, no tenant finds what another computed, and a hit is a walk over one chain.
-Only full blocks whose tokens are settled get a key, once; a request takes blocks only when it enters. Which block is
-dropped when room is needed is the pool's. Start reading at `match`, `take` and `settle`.
+A block's key is a strong hash chained over everything before it: the tenant, the adapter, the block size, and all
+token ids up to the block's end. So equal keys mean equal KV, no tenant finds what another computed, and a hit is a walk
+over one chain. Only full blocks whose tokens are settled get a key, once; a request takes blocks only when it enters.
+Which block is dropped when room is needed is the pool's. Start reading at `match`, `take` and `settle`.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class PrefixCache:
         first = len(keys)
         if first >= num_blocks:
             return
-        key = keys[-1] if keys else _root(request.tenant, size)
+        key = keys[-1] if keys else _root(request.tenant, request.adapter, size)
         ids = array("q", request.tokens[first * size : num_blocks * size])
         packed, width = ids.tobytes(), size * ids.itemsize
         for at in range(0, len(packed), width):
@@ -127,6 +127,10 @@ class PrefixCache:
             keys.append(key)
 
 
-def _root(tenant: str, block_tokens: int) -> bytes:
-    """Where the chains of a tenant begin; `person` keeps a tenant's name from being taken for a block's content."""
-    return blake2b(f"{block_tokens} {tenant}".encode(), digest_size=KEY_BYTES, person=b"tenant").digest()
+def _root(tenant: str, adapter: str, block_tokens: int) -> bytes:
+    """Where the chains of a tenant begin, with each adapter elsewhere: what it makes of a token is another state.
+
+    `person` keeps a tenant's name from being taken for an adapter's key, and either for a block's content.
+    """
+    key = blake2b(f"{block_tokens} {tenant}".encode(), digest_size=KEY_BYTES, person=b"tenant").digest()
+    return blake2b(key + adapter.encode(), digest_size=KEY_BYTES, person=b"adapter").digest() if adapter else key

@@ -139,7 +139,7 @@ class Request:
     """Predicted output, at most `max_tokens`; None: no better guess than `max_tokens`."""
 
     adapter: str = ""
-    """Weights beside the model's own that it runs with; empty: none."""
+    """Key of the weights beside the model's own that it runs with, used for one load of one adapter; empty: none."""
     media: tuple[Media, ...] = ()
     """By position."""
     constraint: Constraint | None = None

@@ -88,7 +88,7 @@ class Running:
         if self._meter is not None:
             self._meter.entered(request, self.now_us)
         self.rows.enter(request)
-        self._table_changes.append(TableChange(request.slot, 0, tuple(request.blocks)))
+        self._table_changes.append(TableChange(request.slot, 0, tuple(request.blocks), request.adapter))
         request.num_overtaken = 0
         if request.num_preemptions:
             # Not a victim again before all of it is computed again and a new token has come of it.

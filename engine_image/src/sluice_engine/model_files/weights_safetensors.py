@@ -28,7 +28,7 @@ _MAX_HEADER_BYTES = 100_000_000  # of the format itself
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class Entry:
     """Where a tensor lies."""
 
     path: Path
@@ -47,9 +47,9 @@ class SafetensorsTensors:
         """
         self.where = directory
         self.architecture: Architecture = read_hf_config(directory / "config.json")
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, Entry] = {}
         for path in _files(directory):
-            self._entries.update(_header(path))
+            self._entries.update(read_header(path))
         # Opened once a file: its header is parsed on each opening.
         self._open: tuple[Path, Any] | None = None
 
@@ -97,7 +97,12 @@ def _files(directory: Path) -> list[Path]:
     return paths
 
 
-def _header(path: Path) -> dict[str, _Entry]:
+def read_header(path: Path) -> dict[str, Entry]:
+    """Where each tensor of a file lies.
+
+    Raises:
+        ModelUnavailable: unreadable, damaged, cut short, or of a type that is not supported.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -113,7 +118,7 @@ def _header(path: Path) -> dict[str, _Entry]:
         raise ModelUnavailable(f"{path} is not a safetensors file", "ModelCorrupt") from error
 
 
-def _entry(path: Path, name: str, line: object, data_bytes: int) -> _Entry:
+def _entry(path: Path, name: str, line: object, data_bytes: int) -> Entry:
     match line:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(start), int(end)]} if all(
             isinstance(size, int) for size in shape
@@ -128,4 +133,4 @@ def _entry(path: Path, name: str, line: object, data_bytes: int) -> _Entry:
         raise ModelUnavailable(f"{path}: tensor {name} of shape {shape} holds {end - start} bytes", "ModelCorrupt")
     if end > data_bytes:
         raise ModelUnavailable(f"{path}: tensor {name} is cut short: the file ends within it", "ModelCorrupt")
-    return _Entry(path, tuple(shape), end - start)
+    return Entry(path, tuple(shape), end - start)
