@@ -149,6 +149,7 @@ def gate_state(  # each is one thing a test varies
     engine_live_hash: str | None = None,
     refused: str = "",
     api_keys: int | None = None,
+    mode: str = "Enforce",
 ) -> GateState:
     """What a gate says; the engine's step costs are those of the planning profile, and it obeys what the gate does."""
     loaded = phase != "loading"
@@ -187,7 +188,7 @@ def gate_state(  # each is one thing a test varies
         api_keys=api_keys,
         gate_config_hash="",
         measured=measured or Measured(),
-        admission=Admission(open=is_open, reason="" if is_open else why_shut, refused_total={}),
+        admission=Admission(open=is_open, reason="" if is_open else why_shut, refused_total={}, mode=mode),
         engine=engine,
     )
 

@@ -23,7 +23,7 @@ from sluice_operator.cli.main import run
 from sluice_operator.status.diagnosis import Evidence, ago, diagnose, tell
 from sluice_operator.status.situation import Situation
 from sluice_operator.status.status import compute
-from sluice_sidecar.telemetry.state import GateState, Headroom
+from sluice_sidecar.telemetry.state import GateState, Headroom, Measured
 
 Json = dict[str, Any]
 NOW = "2026-01-01T00:10:00Z"
@@ -469,6 +469,30 @@ def test_the_answer_comes_first(item: Json, verdict: str, *, is_well: bool) -> N
 
     assert verdict in next(iter(tell(answer)))
     assert answer.is_well is is_well
+
+
+@pytest.mark.parametrize(
+    ("mode", "rate", "said"),
+    [
+        pytest.param(
+            "Observe", 118.0, ["preempts 118 requests a minute", "is 6", "set admission.mode: Enforce"], id="observed"
+        ),
+        pytest.param("Enforce", 7.0, ["preempts 7 requests a minute", "kvCeilingPercent"], id="all the same"),
+        pytest.param("Enforce", 6.0, ["is well"], id="no more than is allowed"),
+    ],
+)
+def test_a_storm_of_preemptions_is_the_answer(mode: str, rate: float, said: list[str]) -> None:
+    gate = scene.gate_state(is_open=mode == "Enforce", mode=mode, measured=Measured(preemptions_per_minute=rate))
+    item = service(scene.pod(), gates={"chat-new-1": gate})
+    item["spec"]["admission"] = {"mode": mode, "preemptionsPerMinute": 6}
+
+    answer = diagnose(Evidence(service=item, pods=[scene.pod()], gates={"chat-new-1": gate}, now=NOW))
+
+    text = "\n".join(tell(answer))
+    assert all(words in text for words in said)
+    assert ("Enforce would refuse: kv_peak" in text) is (mode == "Observe")
+    assert f"{rate:g} preemptions a minute" in text
+    assert "shut" not in text
 
 
 @pytest.mark.parametrize("pods", [[], [scene.pod(ready=False)]], ids=["no pod", "no ready pod"])

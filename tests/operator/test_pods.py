@@ -182,6 +182,17 @@ def test_a_failure_is_told_in_plain_words(pod: Json, reason: str, words: str) ->
     assert view.failure.pod == "chat-new-1"
 
 
+def test_a_gate_that_refuses_its_keys_is_no_matter_of_images() -> None:
+    said = "sluice_sidecar: api keys: team-b: line 1: must be a key of 16 to 512 letters"
+
+    (view,) = pods.views(scene.observed(scene.pod(ready=False, gate=ended(2, message=said))))
+
+    assert view.failure is not None
+    assert view.failure.reason == "InvalidConfig"
+    assert "admission.apiKeysSecretRef" in view.failure.hint
+    assert "images" not in view.failure.hint
+
+
 @pytest.mark.parametrize(
     "pod",
     [

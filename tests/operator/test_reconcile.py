@@ -778,6 +778,7 @@ MISSED, KEPT = (
     for holds, reason, text in (("False", "PromiseMissed", "98 %"), ("True", "PromiseKept", "99 %"))
 )
 SLOW = {"conditions": [{"type": "Ready", "status": "False", "reason": "PromiseInfeasible", "message": "no"}]}
+ROLLING = {"conditions": [{"type": "Ready", "status": "False", "reason": "RollingOut", "message": "one"}]}
 
 INFEASIBLE = {
     "conditions": [
@@ -794,6 +795,9 @@ INFEASIBLE = {
         pytest.param(READY, FAILING, [("Warning", "X", "m")], id="a failure is told once, not twice"),
         pytest.param(FAILING, FAILING, [], id="the same failure"),
         pytest.param(READY, SLOW, [("Warning", "PromiseInfeasible", "no")], id="not ready without a failure"),
+        pytest.param(
+            READY, ROLLING, [("Normal", "RollingOut", "one")], id="a roll that somebody asked for is no warning"
+        ),
         pytest.param({}, SLOW, [], id="not ready yet"),
         pytest.param({}, INFEASIBLE, [("Warning", "PromiseInfeasible", "no")], id="infeasible from the beginning"),
         pytest.param(READY, INFEASIBLE, [("Warning", "PromiseInfeasible", "no")], id="infeasible is told once"),

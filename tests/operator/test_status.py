@@ -197,6 +197,19 @@ CRASHED = {
             id="a busy pod is ready all the same",
         ),
         pytest.param(
+            situation(scene.pod(), gates={"chat-new-1": scene.gate_state(is_open=False, mode="Observe")}),
+            {"AdmissionOpen": "True/Observing"},
+            id="a busy pod that only observes lets in all the same",
+        ),
+        pytest.param(
+            situation(
+                scene.pod(),
+                gates={"chat-new-1": scene.gate_state(is_open=False, mode="Observe", why_shut="engine_dead")},
+            ),
+            {"AdmissionOpen": "False/Busy"},
+            id="one that only observes lets nobody in where no engine is",
+        ),
+        pytest.param(
             situation(
                 scene.pod("a"),
                 scene.pod("b"),
@@ -482,6 +495,15 @@ def test_a_relapse_is_forgotten_after_ten_minutes() -> None:
     assert "has been restarted 7 times" in sick["failure"]["message"]
     assert "failure" not in well
     assert condition(well, "Degraded")["status"] == "False"
+
+
+def test_what_stalls_now_is_told_and_not_what_a_pod_recovered_from() -> None:
+    gates = {"chat-new-1": scene.gate_state(feasible=False, reason="too tight")}
+
+    stalled = condition(compute(situation(RELAPSED, gates=gates), {}, "2026-01-01T00:04:59Z"), "Stalled")
+
+    assert stalled["reason"] == "PromiseInfeasible"
+    assert "too tight" in stalled["message"]
 
 
 def test_a_failure_is_cleared_on_recovery() -> None:

@@ -86,6 +86,13 @@ _PULL_HINTS = (
 )
 
 
+# The gate's own code says only that it refused what it was given; these words say that it was the keys.
+_KEYS = re.compile(r"\bapi keys: ")
+_KEYS_HINT = (
+    "Mend the Secret that admission.apiKeysSecretRef names; the pod starts again by itself, within five minutes."
+)
+
+
 def needs_an_edit(reason: str) -> bool:
     """Whether what a reason names stays until somebody changes the spec or what it names."""
     # `DeploymentRefused` and the like: the API server's verdict on an object of ours.
@@ -99,4 +106,6 @@ def failure(reason: str, message: str, pod: str = "") -> Failure:
     hint = HINTS.get(reason, "")
     if reason == "ImagePullFailed":
         hint = next((better for words, better in _PULL_HINTS if words.search(message)), hint)
+    elif reason == "InvalidConfig" and _KEYS.search(message):
+        hint = _KEYS_HINT
     return Failure(reason=reason, message=message, hint=hint, pod=pod)

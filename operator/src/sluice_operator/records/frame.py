@@ -94,7 +94,10 @@ def _promise(state: GateState) -> Text:
 
 def _door(state: GateState) -> Text:
     door = state.admission
-    text = Text("open" if door.open else f"shut: {door.reason}", style="green" if door.open else "red")
+    now = f"shut: {door.reason}" if door.refuses else "open"
+    text = Text(now, style="red" if door.refuses else "green")
+    if door.only_watches:
+        text.append(f" (Observe; Enforce would refuse: {door.reason})", style="yellow")
     refused = ", ".join(f"{reason} {number:,}" for reason, number in sorted(door.refused_total.items()))
     said = f"  {door.admitted_total:,} let in, {f'refused: {refused}' if refused else 'nobody refused'}"
     text.append(f"{said}; {door.ledger_requests:,} inside, {door.waiting_at_door:,} at the door", style="default")

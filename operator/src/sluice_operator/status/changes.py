@@ -12,6 +12,9 @@ from sluice_operator.status import status
 
 REFUSED_HINT = "Change the field of the spec that the message names, most likely under podTemplate or resources."
 
+# Why a service is not Ready for a while when somebody changed its spec: nothing to be warned of.
+_ASKED_FOR = {"Applying", "RollingOut"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
@@ -58,7 +61,7 @@ def transitions(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[st
     if ready.get("status") == "True" and was.get("status") != "True":
         add("Normal", "Ready" if ready["reason"] == "Serving" else ready["reason"], ready["message"])
     elif ready.get("status") == "False" and was.get("status") == "True" and not found:
-        add("Warning", ready["reason"], ready["message"])
+        add("Normal" if ready["reason"] in _ASKED_FOR else "Warning", ready["reason"], ready["message"])
     for name in ("SLOFeasible", "SLOMet"):
         claim, was = (status.condition(one, name) for one in (new, old))
         if claim.get("status") == "False" and was.get("status") != "False":

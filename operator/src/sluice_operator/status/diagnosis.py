@@ -24,6 +24,8 @@ _WELL = {
 _REPEATED = {"Reconciling", "Stalled"}
 _MOST_EVENTS = 8
 _DOES_IT_RUN = "If that lasts: does the operator run? `kubectl -n sluice-system get pods`."
+_BUSY_HINT = "More replicas let more in; where KV blocks are short a larger cache, else a looser promise in spec.slo."
+_STORM_PAGE = "docs/runbooks/SluicePreemptionStorm.md"
 _NO_STATUS = "The operator has said nothing about it yet. Does it run? `kubectl -n sluice-system get pods`."
 
 
@@ -67,7 +69,7 @@ def diagnose(evidence: Evidence) -> Answer:
     service = evidence.service
     metadata, status = service["metadata"], service.get("status") or {}
     name = f"{metadata['namespace']}/{metadata['name']}"
-    is_well, verdict, hint = _contradiction(status, evidence.pods) or _verdict(metadata, status)
+    is_well, verdict, hint = _contradiction(status, evidence.pods) or _verdict(evidence)
     return Answer(
         service=name,
         is_well=is_well,
@@ -122,8 +124,10 @@ def _contradiction(status: Object, pods: Sequence[Object] | None) -> tuple[bool,
     return False, f"the status counts {told} that serve, and no pod is ready", _DOES_IT_RUN
 
 
-def _verdict(metadata: Object, status: Object) -> tuple[bool, str, str]:
+def _verdict(evidence: Evidence) -> tuple[bool, str, str]:
     """Whether all is well, the answer, and what to do."""
+    service = evidence.service
+    metadata, status = service["metadata"], service.get("status") or {}
     if not status.get("conditions"):
         return False, _NO_STATUS, ""
     generation, seen = metadata.get("generation", 0), status.get("observedGeneration", 0)
@@ -137,7 +141,7 @@ def _verdict(metadata: Object, status: Object) -> tuple[bool, str, str]:
         return False, f"{words}: {failure['reason']}: {failure['message']}{where}", failure.get("hint", "")
     if ready.get("status") != "True":
         return False, f"is not Ready: {ready.get('reason', '')}: {ready.get('message', '')}", _way_out(ready)
-    return _of_a_ready_service(ready, status)
+    return _storm(evidence) or _of_a_ready_service(ready, status)
 
 
 def _of_a_ready_service(ready: Object, status: Object) -> tuple[bool, str, str]:
@@ -145,16 +149,33 @@ def _of_a_ready_service(ready: Object, status: Object) -> tuple[bool, str, str]:
         return True, "is scaled to zero.", ""
     door, kept = condition(status, "AdmissionOpen"), condition(status, "SLOMet")
     if door.get("status") == "False":
-        hint = "" if door.get("reason") != "Busy" else "More replicas let more in; or a looser promise in spec.slo."
+        hint = "" if door.get("reason") != "Busy" else _BUSY_HINT
         return False, f"serves, and lets nobody in now: {door['reason']}: {door['message']}", hint
     if kept.get("status") == "False":
         return False, f"serves, and misses its promise: {kept['message']}", "See the headroom of its pods below."
     return True, f"is well: {ready.get('message', '')}", ""
 
 
+def _storm(evidence: Evidence) -> tuple[bool, str, str] | None:
+    """The verdict where a pod preempts more often than the spec allows each; None where none does, or nobody knows."""
+    admission = (evidence.service.get("spec") or {}).get("admission") or {}
+    allowed = admission.get("preemptionsPerMinute")
+    pod, gate = max(evidence.gates.items(), key=lambda one: one[1].measured.preemptions_per_minute, default=("", None))
+    if allowed is None or gate is None or gate.measured.preemptions_per_minute <= allowed:
+        return None
+    rate = f"{gate.measured.preemptions_per_minute:g} requests a minute"
+    text = f"serves, and preempts {rate} (admission.preemptionsPerMinute is {allowed:g}; pod {pod})"
+    if admission.get("mode") == "Observe":
+        return False, text, f"Nobody is refused for load: set admission.mode: Enforce ({_STORM_PAGE})."
+    return False, text, f"Lower admission.kvCeilingPercent, raise cache.capacity, or add replicas ({_STORM_PAGE})."
+
+
 def _way_out(ready: Object) -> str:
     if ready.get("reason") == "PromiseInfeasible":
-        return "Relax spec.slo to what the message says, choose other hardware, or set slo.enforcement: Observe."
+        return (
+            "If the node was busy while the pod measured, delete the pod: the next one measures anew. "
+            "Else relax spec.slo to what the message says, choose other hardware, or set slo.enforcement: Observe."
+        )
     return ""
 
 
@@ -194,13 +215,16 @@ def _container(container: Object) -> Iterator[str]:
 
 def _headroom(name: str, gate: GateState) -> str:
     door, room = gate.admission, gate.headroom
-    parts = ["draining" if gate.draining else "open" if door.open else f"shut: {door.reason}"]
+    watched = f"open (Observe; Enforce would refuse: {door.reason})" if door.only_watches else "open"
+    parts = ["draining" if gate.draining else f"shut: {door.reason}" if door.refuses else watched]
     parts.append(f"{door.ledger_requests:,} inside, {door.waiting_at_door:,} at the door")
     if room is not None:
         parts.append(f"room for {room.slots:,} requests and {room.blocks:,} KV blocks")
         if room.class_cut:
             parts.append(f"classes down to {room.class_cut} are let in")
     parts.append(f"KV {gate.measured.kv_usage_percent:.0f} %")
+    if gate.measured.preemptions_per_minute:
+        parts.append(f"{gate.measured.preemptions_per_minute:g} preemptions a minute")
     if refused := {code: count for code, count in sorted(door.refused_total.items()) if count}:
         parts.append("refused since its start: " + ", ".join(f"{code} {count:,}" for code, count in refused.items()))
     if gate.freshness != "fresh":

@@ -14,6 +14,9 @@ from sluice_sidecar.telemetry.regret import Verdicts
 
 SCHEMA_VERSION = "1.2"
 
+NO_CAPACITY = frozenset({"draining", "engine_loading", "engine_dead"})
+"""Why a door is shut under whatever mode: nothing would be there to serve."""
+
 Freshness = Literal["fresh", "stale", "blind", "none"]
 
 
@@ -36,7 +39,7 @@ class Admission:
     """The door now."""
 
     open: bool
-    """Whether one more small request would be let in now."""
+    """Whether there is room for one more small request now."""
     reason: str = ""
     """Why not: the reason code of the refusal it would get."""
     kv_ceiling_percent: float = 0.0
@@ -54,6 +57,16 @@ class Admission:
     """Verdicts held against what became of the requests; None from a gate that does not say."""
     retry_share: float = 0.0
     """Of retries in the work let in of late."""
+
+    @property
+    def only_watches(self) -> bool:
+        """Whether Enforce would refuse for load now, and Observe lets in all the same."""
+        return self.mode == "Observe" and not self.open and self.reason not in NO_CAPACITY
+
+    @property
+    def refuses(self) -> bool:
+        """Whether one more small request would be refused now."""
+        return not self.open and not self.only_watches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,9 @@ def admission_open(view: View) -> Claim:
     if any(door.admission.open for door in doors):
         return Claim(status="True", reason="Open", message="One more small request would be let in.")
     codes = sorted({door.admission.reason for door in doors if door.admission.reason})
+    if any(door.admission.only_watches for door in doors):
+        text = f"Nobody is refused for load (admission.mode: Observe); Enforce would refuse now: {', '.join(codes)}."
+        return Claim(status="True", reason="Observing", message=text)
     text = f"Every pod is busy ({', '.join(codes) or 'no reason given'}); clients are told when to come back."
     return Claim(status="False", reason="Busy", message=text)
 

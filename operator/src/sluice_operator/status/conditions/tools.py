@@ -20,7 +20,8 @@ def for_tools(view: View, claims: Mapping[str, Claim]) -> dict[str, Claim]:
         return {"Reconciling": progressing}
     if ready.status != "False":
         return {}
-    reason = view.failure.reason if view.failure else ready.reason
-    if needs_an_edit(reason):
-        return {"Stalled": Claim(status="True", reason=reason, message=ready.message)}
+    if needs_an_edit(ready.reason):
+        return {"Stalled": Claim(status="True", reason=ready.reason, message=ready.message)}
+    if view.failure and needs_an_edit(view.failure.reason):
+        return {"Stalled": Claim(status="True", reason=view.failure.reason, message=view.failure.message)}
     return {}
