@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.scripted import SampledToken, ScriptedRunner, make_limits
 from engine.tiny_model import EOS, FIRST_SPECIAL, tiny_tokenizer
-from sluice_engine.config import LiveConfig, SLOConfig
+from sluice_engine.config import AdaptersConfig, LiveConfig, SLOConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.emissions import Emissions
@@ -40,7 +40,7 @@ from sluice_engine.core.tuning import Tuning
 from sluice_engine.live_file import live_file
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import register
-from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.serving.publication import AdapterShelf, LoadedEngine
 from sluice_engine.serving.server import EngineServer, Sources
 from sluice_engine.serving.service import EngineService
 from sluice_engine.text.tokenizer import Tokenizer
@@ -143,6 +143,8 @@ def make_loaded(
     max_length: int = 200,
     max_sequences: int = 8,
     tokenizer: Tokenizer = TOKENIZER,
+    adapters: AdapterShelf | None = None,
+    most_adapters: int = 8,
 ) -> LoadedEngine:
     limits = make_limits(max_sequences=max_sequences, token_budget=64, block_tokens=BLOCK_TOKENS)
     pool = BlockPool(num_blocks, BLOCK_TOKENS)
@@ -154,6 +156,7 @@ def make_loaded(
         policies=Policies(resume="Recompute"),  # this runner copies nothing
         prefix=PrefixCache(pool),
         space=SwapSpace(HostPool(8, BLOCK_TOKENS), Link(10, 20, 30)),
+        budgets={"adapters": most_adapters},
     )
     told = Derivation(
         derived=DerivedLimits(feasible=True, chunk_ceiling_tokens=64, token_budget=64, max_sequences=max_sequences),
@@ -168,6 +171,7 @@ def make_loaded(
         tuning=Tuning(scheduler, LIVE, told, lambda _live, _percent: told),
         tokenizer=tokenizer,
         vocab_size=tokenizer.vocab_size,
+        adapters=adapters,
         keep=lambda: None,
         close=lambda: None,
     )
@@ -180,7 +184,9 @@ LIVE_FILE = live_file("/nowhere/live.json")
 
 @asynccontextmanager
 async def served(
-    load: Callable[[Callable[[LoadingProgress], None]], LoadedEngine] | None = None, **options: Any
+    load: Callable[[Callable[[LoadingProgress], None]], LoadedEngine] | None = None,
+    adapters_config: AdaptersConfig | None = None,
+    **options: Any,
 ) -> AsyncIterator[Served]:
     """A server on a loopback port over a scripted engine."""
     runner = HeldRunner()
@@ -192,7 +198,7 @@ async def served(
     sources = Sources(
         wall_clock_s=lambda: 1_700_000_000, draw_seed=lambda: 42, new_request_id=lambda: f"req-{next(ids)}"
     )
-    app = EngineServer(service, IDENTITY, registry, sources, LIVE_FILE).app()
+    app = EngineServer(service, IDENTITY, registry, sources, LIVE_FILE, adapters_config).app()
     web_runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5)
     await web_runner.setup()
     site = web.TCPSite(web_runner, "127.0.0.1", 0)

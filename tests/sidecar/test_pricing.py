@@ -133,6 +133,24 @@ def test_only_the_first_choice_of_a_prompt_computes_it(learner: Learner) -> None
     assert [choice.cached_tokens for choice in alone.choices] == [0, 0], "an engine that shares nothing"
 
 
+def test_what_one_adapter_computed_is_no_credit_for_another_nor_for_the_model(learner: Learner) -> None:
+    """The engine's own name, and none, are one and the same."""
+    text = "x" * 4096
+    name = learner.enter(chat(text, model="sql"))
+    learner.see(running(name, prompt=1000))
+
+    def credit(**body: Any) -> int:
+        return learner.cost(chat(text, **body)).choices[0].cached_tokens
+
+    assert credit(model="sql") > 0
+    assert (credit(), credit(model="tiny"), credit(model="law")) == (0, 0, 0)
+
+    learner.see(running(learner.enter(chat(text)), prompt=1000))
+    assert credit() == credit(model="tiny") > 0
+    assert credit(model="law") == 0
+    assert learner.cost(chat(text, model=["sql"])).choices[0].cached_tokens > 0, "no name: the engine says so"
+
+
 def test_an_answer_is_learned_once_however_often_the_engine_lists_it(learner: Learner) -> None:
     name = learner.enter(chat("hi"))
     for _ in range(LEAST_ANSWERS):

@@ -125,7 +125,7 @@ async def _serve(config: EngineConfig, live: LiveConfig, file: LiveFile) -> tupl
         draw_seed=lambda: secrets.randbits(63),
         new_request_id=lambda: f"req-{secrets.token_hex(16)}",
     )
-    app = EngineServer(service, identity, registry, sources, file).app()
+    app = EngineServer(service, identity, registry, sources, file, config.adapters).app()
     runner = web.AppRunner(
         app,
         handler_cancellation=True,

@@ -93,6 +93,52 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSource:
+    """A LoRA adapter, in PEFT's files, and the name under which it is served."""
+
+    name: str
+    path: str
+    """The directory with adapter_config.json."""
+
+    def __post_init__(self) -> None:
+        """Check that both are there."""
+        require(bool(self.name), "adapters.preloaded.name", "must not be empty")
+        require(bool(self.path), "adapters.preloaded.path", "must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptersConfig:
+    """LoRA adapters beside the model."""
+
+    preloaded: tuple[AdapterSource, ...] = ()
+    """Those that are there from the start."""
+    max_loaded: int = 16
+    """Most that are held in memory."""
+    max_running: int = 8
+    """Most different ones among the requests that run at once."""
+    directory: str = ""
+    """Where adapters may be loaded from while the engine runs; empty: nowhere."""
+
+    def __post_init__(self) -> None:
+        """Check names and ranges."""
+        names = [source.name for source in self.preloaded]
+        require(len(set(names)) == len(names), "adapters.preloaded", "names one of its adapters twice")
+        require(1 <= self.max_loaded <= 256, "adapters.max_loaded", "must be 1 to 256")
+        require(len(names) <= self.max_loaded, "adapters.max_loaded", f"is {self.max_loaded}; {len(names)} are named")
+        require(1 <= self.max_running <= 256, "adapters.max_running", "must be 1 to 256")
+
+    @property
+    def are_served(self) -> bool:
+        """Whether there are any, or may be."""
+        return bool(self.preloaded or self.directory)
+
+
+def preloaded_key(name: str) -> str:
+    """What an adapter that was there from the start is known by inside; those that came later have other numbers."""
+    return f"{name}#0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """The KV block pool."""
 
@@ -183,6 +229,7 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduling: SchedulerConfig = field(default_factory=SchedulerConfig)
+    adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     accelerator_count: int = 0
     """GPUs; 0 computes on the CPU."""
     socket_path: str = "/run/sluice/engine.sock"
@@ -195,6 +242,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Check the device."""
         require(self.accelerator_count in {0, 1}, "accelerator_count", "must be 0 (CPU) or 1")
+        if self.adapters.are_served:
+            one_device = self.accelerator_count <= 1
+            require(one_device, "adapters", f"run on one device alone; accelerator_count is {self.accelerator_count}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

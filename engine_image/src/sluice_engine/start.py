@@ -66,6 +66,7 @@ def load_engine(
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
         vocab_size=runner.vocab_size,
         model_revision=revision,
+        adapters=runner.adapters,
         keep=_Keeper(core.tuning, kept_path(runner, config, live)),
         close=lambda: _close(executor, runner),
     )

@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sluice_engine import codec
+from sluice_sidecar import adapters
 from sluice_sidecar.errors import EngineUnreachable, Reason, Refusal, shown
 from sluice_sidecar.server import Gate
 from sluice_sidecar.telemetry.headroom import demanded, headroom
@@ -28,6 +29,7 @@ class Admin:
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
+        self._adapters = adapters.AdapterRoutes(gate.engine)
         self._gate_config_hash = codec.digest(gate.config)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -42,6 +44,8 @@ class Admin:
             "/engine/startupz": self._startupz,
             "/engine/livez": self._engine_livez,
         }
+        if request.path in adapters.PATHS and self._gate.engine.keeps_steps:
+            return await self._adapters.handle(request)
         page = pages.get(request.path)
         if page is None:
             return answer(

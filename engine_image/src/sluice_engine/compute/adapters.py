@@ -92,6 +92,11 @@ class AdapterStore:
         self._numbers[key] = number
         return weights.rank, weights.num_bytes
 
+    def size(self, key: str) -> tuple[int, int]:
+        """Rank and bytes of an adapter; zeros of one that was dropped."""
+        weights = self._weights.get(self.number(key))
+        return (weights.rank, weights.num_bytes) if weights is not None else (0, 0)
+
     def drop(self, key: str) -> None:
         """Free an adapter that no request will run with any more."""
         self._weights.pop(self._numbers.pop(key), None)

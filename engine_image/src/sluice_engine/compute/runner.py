@@ -31,11 +31,11 @@ from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.model import Model
 from sluice_engine.compute.sampler import Sampler, Samples
 from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
-from sluice_engine.config import CacheConfig, EngineConfig
+from sluice_engine.config import CacheConfig, EngineConfig, preloaded_key
 from sluice_engine.core.link import Link
 from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, StepResult
 from sluice_engine.core.state import LoadingProgress
-from sluice_engine.errors import InvalidConfig, ModelUnavailable
+from sluice_engine.errors import AdapterRefused, InvalidConfig, ModelUnavailable
 from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.quantization import check as check_quantization
@@ -49,7 +49,14 @@ class TorchRunner:
     """A model, its KV cache, and the step over both."""
 
     def __init__(
-        self, model: Model, cache: KVCache, max_length_tokens: int, description: str, *, num_host_blocks: int = 0
+        self,
+        model: Model,
+        cache: KVCache,
+        max_length_tokens: int,
+        description: str,
+        *,
+        num_host_blocks: int = 0,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -59,7 +66,7 @@ class TorchRunner:
         shape = model.architecture
         tile_rows = rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None
         window = next((window for window in shape.windows(max_length_tokens) if window is not None), None)
-        self.adapters = AdapterStore(shape, dtype, device)
+        self.adapters = adapters if adapters is not None else AdapterStore(shape, dtype, device)
         """What requests may run with beside the model; loaded and dropped by whoever owns their names."""
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
         self._builder, self._measured = (
@@ -113,6 +120,7 @@ class TorchRunner:
                     quantization=quantization,
                 )
                 model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
+                adapters = _adapters(config, architecture, dtype, device)
                 num_host_blocks = _num_host_blocks(config.cache, architecture, dtype)
                 free_bytes = free_memory_bytes(device)
                 if device.type == "cpu":  # both pools come out of the same memory
@@ -124,7 +132,10 @@ class TorchRunner:
                 path_taken = f"own kernels, {kernels.level}" if isinstance(kernels, Kernels) else "torch alone"
                 if quantization != "Auto":
                     path_taken += f", weights {quantization}"
-                return cls(model, cache, max_length, f"{description}, {path_taken}", num_host_blocks=num_host_blocks)
+                return cls(
+                    model, cache, max_length, f"{description}, {path_taken}",
+                    num_host_blocks=num_host_blocks, adapters=adapters,
+                )  # fmt: skip
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error
 
@@ -223,6 +234,19 @@ def _check_memory(path: Path, architecture: Architecture, dtype: torch.dtype, fr
             f"{path}: its weights are {_gigabytes(needed)} in {kind}, and {_gigabytes(free_bytes)} of memory are free",
             "OutOfMemory",
         )
+
+
+def _adapters(
+    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, device: torch.device
+) -> AdapterStore:
+    """The adapters that are there from the start: before the KV pool takes what memory is left."""
+    store = AdapterStore(architecture, dtype, device)
+    for source in config.adapters.preloaded:
+        try:
+            store.load(preloaded_key(source.name), Path(source.path))
+        except AdapterRefused as error:
+            raise ModelUnavailable(f"adapter {source.name}: {error}", "AdapterRefused") from error
+    return store
 
 
 def _gigabytes(num_bytes: int) -> str:

@@ -65,7 +65,10 @@ def assemble(
         num_slots=max(most_sequences(config, capacity), current.limits.max_sequences),
         depth=_overlap_depth(config),
         most_drafts=speculation.draft_tokens if speculation.method == "PromptLookup" else 0,
-        budgets={"draft_tokens": speculation.draft_budget} if speculation.draft_budget is not None else {},
+        budgets={
+            "adapters": config.adapters.max_running,
+            **({"draft_tokens": speculation.draft_budget} if speculation.draft_budget is not None else {}),
+        },
         strict=False,
     )
     return Assembled(scheduler=scheduler, tuning=Tuning(scheduler, live, current, derive))

@@ -179,6 +179,17 @@ class GrammarState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterState:
+    """A LoRA adapter in memory."""
+
+    name: str
+    rank: int
+    num_bytes: int
+    retiring: bool = False
+    """Whether it was unloaded, and ends with the requests that have begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
     """The whole document."""
 
@@ -227,6 +238,7 @@ class EngineState:
     loading: LoadingProgress | None = None
     grammars: GrammarState | None = None
     """None of an engine that knows no grammars."""
+    adapters: tuple[AdapterState, ...] = ()
     requests: tuple[RequestState, ...] = ()
     finished: tuple[FinishedState, ...] = ()
 

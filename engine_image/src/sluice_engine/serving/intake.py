@@ -83,6 +83,7 @@ def requests_of(
     terms: Terms,
     arrival_us: int,
     draw_seed: Callable[[], int],
+    adapter: str = "",
 ) -> list[Request]:
     """One request for each choice of each prompt, in the order of the reply's indices.
 
@@ -122,6 +123,7 @@ def requests_of(
                     finish_deadline_us=_deadline(arrival_us, terms.finish_us),
                     expected_output_tokens=None if expected is None else min(expected, max_tokens),
                     leader=leader,
+                    adapter=adapter,
                 )
             )
             leader = leader or requests[-1]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import dataclass
 from typing import Any
 
 from sluice_engine.codec import digest, encode
 from sluice_engine.config import LiveConfig
-from sluice_engine.core.state import SCHEMA_VERSION, EngineState, GrammarState
+from sluice_engine.core.state import SCHEMA_VERSION, AdapterState, EngineState, GrammarState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
-from sluice_engine.errors import NotFound
 from sluice_engine.serving.service import EngineService
 
 
@@ -25,22 +23,13 @@ class Identity:
     live_config_hash: str
     """Of the `live.json` that it was started with."""
 
-    def check_model(self, model: str | None) -> None:
-        """Whether a call that names this model is for this engine; one that names none is.
-
-        Raises:
-            NotFound: it is not.
-        """
-        if model not in {None, self.served_name}:
-            raise NotFound(
-                f"the model {json.dumps(model)[:100]} does not exist; this engine serves {self.served_name}",
-                param="model",
-                code="model_not_found",
-            )
-
 
 def engine_state(
-    service: EngineService, identity: Identity, live_config_refused: str = "", grammars: GrammarState | None = None
+    service: EngineService,
+    identity: Identity,
+    live_config_refused: str = "",
+    grammars: GrammarState | None = None,
+    adapters: tuple[AdapterState, ...] = (),
 ) -> EngineState:
     """The whole document, as of now. `live_config_refused`: why the `live.json` that lies there is not in force."""
     engine, published = service.engine, service.publication
@@ -77,6 +66,7 @@ def engine_state(
         live_config_refused=live_config_refused,
         loading=service.progress,
         grammars=grammars,
+        adapters=adapters,
         requests=published.requests if published is not None else (),
         finished=published.finished if published is not None else (),
     )

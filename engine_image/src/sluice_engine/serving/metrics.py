@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
 from sluice_engine.live_file import LiveFile
+from sluice_engine.serving.adapters import Adapters
 from sluice_engine.serving.counters import CountersCopy, HistogramCopy
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.publication import LoadedEngine, Publication
@@ -79,6 +80,25 @@ class GrammarCollector(Collector):
             grammars.add_metric([result], count)
         yield grammars
         yield _counter("grammar_compile_seconds", "CPU time of compiling grammars.", state.compile_us_total / 1e6)
+
+
+class AdapterCollector(Collector):
+    """LoRA adapters. Their names are no labels: they come and go as callers please."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+
+    def collect(self) -> Iterator[Metric]:
+        """All of its series."""
+        state = self._adapters.state()
+        loaded = GaugeMetricFamily(
+            "sluice_engine_adapters", "LoRA adapters in memory, by status (served, retiring).", labels=["status"]
+        )
+        num_retiring = sum(adapter.retiring for adapter in state)
+        loaded.add_metric(["served"], len(state) - num_retiring)
+        loaded.add_metric(["retiring"], num_retiring)
+        yield loaded
+        yield _gauge("adapter_bytes", "Memory of LoRA adapters.", sum(adapter.num_bytes for adapter in state))
 
 
 def register(

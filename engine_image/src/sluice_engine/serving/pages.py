@@ -16,6 +16,7 @@ from sluice_engine.codec import encode
 from sluice_engine.errors import EngineNotReady, InvalidRequest
 from sluice_engine.live_file import LiveFile
 from sluice_engine.protocol.openapi import document
+from sluice_engine.serving.adapters import Adapters
 from sluice_engine.serving.live_state import Identity, engine_state, step_table
 from sluice_engine.serving.responses import json_response
 from sluice_engine.serving.service import EngineService
@@ -35,6 +36,7 @@ class Pages:
         registry: CollectorRegistry,
         live_file: LiveFile,
         grammars: Grammars,
+        adapters: Adapters,
         *,
         created_s: int,
     ) -> None:
@@ -44,6 +46,7 @@ class Pages:
         self._registry = registry
         self._live_file = live_file
         self._grammars = grammars
+        self._adapters = adapters
         self._created_s = created_s
 
     def routes(self) -> list[web.RouteDef]:
@@ -60,22 +63,28 @@ class Pages:
         ]
 
     async def models(self, _http: web.Request) -> web.StreamResponse:
-        """`/v1/models`: the one model."""
-        return json_response({"object": "list", "data": [self._model()]})
+        """`/v1/models`: the model, then its adapters."""
+        names = [self._identity.served_name, *self._adapters.names()]
+        return json_response({"object": "list", "data": [self._model(name) for name in names]})
 
     async def model(self, http: web.Request) -> web.StreamResponse:
-        """`/v1/models/NAME`: the one model, by its name."""
-        self._identity.check_model(http.match_info["name"])
-        return json_response(self._model())
+        """`/v1/models/NAME`: the model or one of its adapters, by its name."""
+        name = http.match_info["name"]
+        self._adapters.key_of(name)
+        return json_response(self._model(name))
 
-    def _model(self) -> dict[str, object]:
+    def _model(self, name: str) -> dict[str, object]:
         engine = self._service.loaded()
+        base = self._identity.served_name
+        # As vLLM has them: what an adapter stands on is its parent.
+        of_adapter = {} if name == base else {"root": self._adapters.path(name), "parent": base}
         return {
-            "id": self._identity.served_name,
+            "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "sluice",
             "max_model_len": engine.max_length_tokens,
+            **of_adapter,
         }
 
     async def openapi(self, _http: web.Request) -> web.StreamResponse:
@@ -96,7 +105,9 @@ class Pages:
     async def state(self, _http: web.Request) -> web.StreamResponse:
         """`/state`: `EngineState`, also while a step or the start runs."""
         grammars = self._grammars.state()
-        return json_response(encode(engine_state(self._service, self._identity, self._live_file.problem, grammars)))
+        adapters = self._adapters.state()
+        state = engine_state(self._service, self._identity, self._live_file.problem, grammars, adapters)
+        return json_response(encode(state))
 
     async def step_table(self, _: web.Request) -> web.StreamResponse:
         """`/step-table`: what steps cost here, as learned by now."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.request import RequestStatus
@@ -11,6 +13,26 @@ from sluice_engine.core.state import FinishedState, HostState, PoolState, Prefix
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.serving.counters import Counters, CountersCopy
 from sluice_engine.text.tokenizer import Tokenizer
+
+
+class AdapterShelf(Protocol):
+    """The LoRA adapters in the engine's memory, each by a key that is used once. Any thread may call."""
+
+    def load(self, key: str, directory: Path) -> tuple[int, int]:
+        """Read one; its rank and its bytes. One call at a time.
+
+        Raises:
+            AdapterRefused: it cannot be used, and why.
+        """
+        ...
+
+    def size(self, key: str) -> tuple[int, int]:
+        """Rank and bytes of one that is loaded; zeros of one that is gone."""
+        ...
+
+    def drop(self, key: str) -> None:
+        """Free one that no request will run with any more."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +47,8 @@ class LoadedEngine:
     """The model's: token ids of a prompt are below this."""
     model_revision: str = ""
     """The commit that a hub's model is; empty for other sources."""
+    adapters: AdapterShelf | None = None
+    """None where the engine knows no adapters."""
     keep: Callable[[], None]
     """Writes what was learned of step times for the next start; any thread may call it, one at a time."""
     close: Callable[[], None]

@@ -17,18 +17,21 @@ from typing import TypeVar
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from sluice_engine.config import AdaptersConfig
 from sluice_engine.core.order.deadlines import next_deadline_us
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import InvalidTerms, Terms
 from sluice_engine.core.terms import parse as parse_terms
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.live_file import LiveFile
+from sluice_engine.protocol.adapters import parse_load, parse_unload
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.completions import CompletionReply, parse_completion
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
+from sluice_engine.serving.adapters import Adapters
 from sluice_engine.serving.answer import Answer
 from sluice_engine.serving.chat_prompt import Prompt, chat_prompt
 from sluice_engine.serving.intake import (
@@ -39,7 +42,7 @@ from sluice_engine.serving.intake import (
     tool_calling,
 )
 from sluice_engine.serving.live_state import Identity
-from sluice_engine.serving.metrics import GrammarCollector
+from sluice_engine.serving.metrics import AdapterCollector, GrammarCollector
 from sluice_engine.serving.pages import Pages
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.responses import (
@@ -80,14 +83,19 @@ class EngineServer:
         registry: CollectorRegistry,
         sources: Sources,
         live_file: LiveFile,
+        adapters: AdaptersConfig | None = None,
     ) -> None:
+        """`adapters`: which there are, and which there may be; none without."""
         self._service = service
         self._identity = identity
         self._sources = sources
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._grammars = Grammars(service.clock)
         registry.register(GrammarCollector(self._grammars))
-        self._pages = Pages(service, identity, registry, live_file, self._grammars, created_s=sources.wall_clock_s())
+        self._adapters = Adapters(service, identity.served_name, adapters or AdaptersConfig())
+        registry.register(AdapterCollector(self._adapters))
+        created_s = sources.wall_clock_s()
+        self._pages = Pages(service, identity, registry, live_file, self._grammars, self._adapters, created_s=created_s)
 
     def app(self) -> web.Application:
         """The application; run it with handler_cancellation, or a client that leaves is not noticed."""
@@ -98,6 +106,8 @@ class EngineServer:
                 web.post("/v1/completions", self.completions),
                 web.post("/tokenize", self.tokenize),
                 web.post("/detokenize", self.detokenize),
+                web.post("/v1/load_lora_adapter", self.load_adapter),
+                web.post("/v1/unload_lora_adapter", self.unload_adapter),
                 *self._pages.routes(),
             ]
         )
@@ -112,12 +122,12 @@ class EngineServer:
         raw = await http.read()
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_chat(raw))
-        self._identity.check_model(call.model)
+        adapter = self._adapters.key_of(call.model)
         prompts = await self._off_loop(len(raw), lambda: chat_prompts(call, engine.tokenizer))
         calling, generation = await self._off_loop(len(raw), lambda: tool_calling(call, engine.tokenizer))
-        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", generation)
+        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.model, generation)
         reply = ChatReply(head)
-        return await self._generate(http, engine, prompts, generation, reply, terms, arrival_us, calling)
+        return await self._generate(http, prompts, generation, reply, terms, arrival_us, adapter, calling)
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`/v1/completions`."""
@@ -127,24 +137,24 @@ class EngineServer:
         raw = await http.read()
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_completion(raw))
-        self._identity.check_model(call.model)
+        adapter = self._adapters.key_of(call.model)
         prompts = await self._off_loop(len(raw), lambda: completion_prompts(call, engine.tokenizer))
-        head = self._head(f"cmpl-{request_id.removeprefix('req-')}", call.generation)
+        head = self._head(f"cmpl-{request_id.removeprefix('req-')}", call.model, call.generation)
         reply = CompletionReply(head)
-        return await self._generate(http, engine, prompts, call.generation, reply, terms, arrival_us)
+        return await self._generate(http, prompts, call.generation, reply, terms, arrival_us, adapter)
 
     async def _generate(
         self,
         http: web.Request,
-        engine: LoadedEngine,
         prompts: Sequence[Prompt],
         generation: Generation,
         reply: Reply,
         terms: Terms,
         arrival_us: int,
+        adapter: str,
         calling: Calling | None = None,
     ) -> web.StreamResponse:
-        request_id = http[REQUEST_ID]
+        request_id, engine = http[REQUEST_ID], self._service.loaded()
         requests = requests_of(
             prompts,
             generation,
@@ -153,8 +163,10 @@ class EngineServer:
             terms=terms,
             arrival_us=arrival_us,
             draw_seed=self._sources.draw_seed,
+            adapter=adapter,
         )
         await self._constrain(requests, generation.structure, engine)
+        self._adapters.check_served(adapter)
         answer = Answer(requests, engine.tokenizer, generation, prompts, calling)
         with self._service.submit(requests) as stream:
             if generation.stream:
@@ -185,10 +197,10 @@ class EngineServer:
         for request, constraint in zip(requests, constraints, strict=True):
             request.constraint = constraint
 
-    def _head(self, reply_id: str, generation: Generation) -> ReplyHead:
+    def _head(self, reply_id: str, model: str | None, generation: Generation) -> ReplyHead:
         return ReplyHead(
             id=reply_id,
-            model=self._identity.served_name,
+            model=model or self._identity.served_name,
             created_s=self._sources.wall_clock_s(),
             system_fingerprint=f"fp_{self._identity.engine_config_hash}",
             logprobs=generation.logprobs,
@@ -217,7 +229,7 @@ class EngineServer:
 
         def work() -> list[int]:
             call = parse_tokenize(raw)
-            self._identity.check_model(call.model)
+            self._adapters.key_of(call.model)
             if call.prompt is None:
                 return chat_prompt(call.messages, call.tools, engine.tokenizer).tokens
             return engine.tokenizer.encode(call.prompt, add_special=call.add_special)
@@ -232,15 +244,28 @@ class EngineServer:
 
         def work() -> str:
             call = parse_detokenize(raw)
-            self._identity.check_model(call.model)
+            self._adapters.key_of(call.model)
             check_token_ids("tokens", call.tokens, engine.tokenizer.vocab_size)
             return engine.tokenizer.written(call.tokens)
 
         return json_response({"prompt": await self._off_loop(len(raw), work)})
 
+    async def load_adapter(self, http: web.Request) -> web.StreamResponse:
+        """`/v1/load_lora_adapter`: serve an adapter that lies in the directory for such. Who may ask is the gate's."""
+        asked = parse_load(await http.read())
+        await self._adapters.load(asked)
+        return web.Response(text=f"Success: LoRA adapter '{asked.name}' added successfully.")
+
+    async def unload_adapter(self, http: web.Request) -> web.StreamResponse:
+        """`/v1/unload_lora_adapter`: serve it no more; requests that have begun end with it."""
+        name = parse_unload(await http.read())
+        self._adapters.unload(name)
+        return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
+
     async def _cleanup(self, _app: web.Application) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._grammars.close()
+        self._adapters.close()
 
 
 def _terms(http: web.Request) -> Terms:

@@ -73,6 +73,8 @@ class EngineService:
         self._ended = asyncio.Event()
         self._seq = 0
         self._next_publication_us = 0
+        self._retiring: dict[str, Callable[[], None]] = {}
+        """The thread's own: adapters to be freed, and who is told."""
 
     def start(self) -> None:
         """Start the thread: it loads the model, then serves until `close`, or until the engine fails."""
@@ -125,6 +127,10 @@ class EngineService:
         """End a request; nothing when it has ended already. Its blocks are free after the step in flight."""
         self._streams.pop(request_id, None)
         self._command(lambda engine: engine.loop.abort(request_id, outcome))
+
+    def retire_adapter(self, key: str, freed: Callable[[], None]) -> None:
+        """Free an adapter once no request runs or waits with it; nobody submits one any more. Then call `freed`."""
+        self._command(lambda _engine: self._retire(key, freed))
 
     def configure(self, live: LiveConfig) -> None:
         """Have another `live.json` obeyed after the step in flight; after its start, by an engine that is loading."""
@@ -240,6 +246,8 @@ class EngineService:
         self._wake.clear()  # before the commands are taken: one that comes after this wakes the wait below
         while self._commands:
             self._hand_over(self._commands.popleft()(engine))
+        if self._retiring:
+            self._free_retired(engine)
         if not engine.loop.has_work:
             self._publish(engine)
             self._wake.wait()
@@ -265,6 +273,17 @@ class EngineService:
                 self._tell(self._refused, requests, problem)
                 break
         return Emissions()
+
+    def _retire(self, key: str, freed: Callable[[], None]) -> Emissions:
+        self._retiring[key] = freed
+        return Emissions()
+
+    def _free_retired(self, engine: LoadedEngine) -> None:
+        in_use = {request.adapter for request in engine.loop.scheduler.requests.values()}
+        for key in self._retiring.keys() - in_use:
+            if engine.adapters is not None:
+                engine.adapters.drop(key)
+            self._tell(self._retiring.pop(key))
 
     def _configure(self, engine: LoadedEngine, live: LiveConfig) -> Emissions:
         engine.tuning.configure(live)

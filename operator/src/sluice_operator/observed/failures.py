@@ -36,6 +36,7 @@ HINTS = {
     "ModelMissing": "Check spec.model.source: the path must exist in the image or on a volume mounted into the engine.",
     "ModelCorrupt": "Copy the model's files again, or choose another source.",
     "ModelUnsupported": "Choose a model of a supported family (docs/models.md lists them), or another dataType.",
+    "AdapterRefused": "Correct the adapter that the message names, or take it out of spec.model.adapters.",
     "ModelAccessDenied": "Accept the model's terms on the hub, and name a token of that account in tokenSecretRef.",
     "ModelCacheUnusable": "Check the volume that model.source.huggingFace.cacheVolume names: pods write as user 65532.",
     "HubUnreachable": "Check podTemplate.engine.env: HF_ENDPOINT, HTTPS_PROXY, SSL_CERT_FILE; or the way to the hub.",
@@ -64,8 +65,8 @@ HINTS = {
 # No waiting helps: somebody has to change the spec, or what it names.
 _NEEDS_AN_EDIT = {
     "InvalidSpec", "NameTaken", "PolicyRefused", "ServiceAccountMissing", "PodsRefused", "ContainerConfigError",
-    "ModelMissing", "ModelCorrupt", "ModelUnsupported", "InvalidConfig", "ConfigRefused", "OutOfMemory",
-    "DeviceOutOfMemory", "PromiseInfeasible",
+    "ModelMissing", "ModelCorrupt", "ModelUnsupported", "AdapterRefused", "InvalidConfig", "ConfigRefused",
+    "OutOfMemory", "DeviceOutOfMemory", "PromiseInfeasible",
 }  # fmt: skip
 
 # The engine's own code says only that memory did not do; these words say that it was the device's.

@@ -1,9 +1,9 @@
 """Which prompts begin like one that the engine has computed: how much of their prefill is done already.
 
-Owns the keys of such beginnings: hashes of the prompt's text, chained and salted by tenant, as the engine's own are of
-its tokens (it shares nothing between tenants either). A beginning is credited only once the engine has said that it
-computed a prompt of that text, never further than that prompt went, and by as much as it turned out to find of late.
-Pure. Must not know requests, or what a credit is used for. Start reading at `Prefixes.match`.
+Owns the keys of such beginnings: hashes of the prompt's text, chained and salted by tenant and adapter, as the engine's
+own are of its tokens (it shares nothing between those either). A beginning is credited only once the engine has said
+that it computed a prompt of that text, never further than that prompt went, and by as much as it turned out to find of
+late. Pure. Must not know requests, or what a credit is used for. Start reading at `Prefixes.match`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ class Beginning:
 
     __slots__ = ("_key", "_keys", "_text", "num_bytes", "num_chunks")
 
-    def __init__(self, tenant: str, text: bytes) -> None:
+    def __init__(self, tenant: str, text: bytes, adapter: str = "") -> None:
+        """`adapter`: the name that the call gives as its model, where it is not the model's own."""
         self.num_bytes = len(text)
         self.num_chunks = min(MOST_CHUNKS, len(text) // CHUNK_BYTES)
         self._text = text
-        # `person` keeps a tenant's name from being taken for a text.
+        # `person` keeps a tenant's name from being taken for an adapter's, and either for a text.
         self._key = blake2b(tenant.encode(), digest_size=KEY_BYTES, person=b"tenant").digest()
+        if adapter:
+            name = adapter.encode("utf-8", "surrogatepass")
+            self._key = blake2b(self._key + name, digest_size=KEY_BYTES, person=b"adapter").digest()
         self._keys: list[bytes] = []
 
     def key(self, index: int) -> bytes:

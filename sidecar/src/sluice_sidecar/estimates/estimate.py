@@ -71,6 +71,8 @@ class Asked:
     """Output tokens that every answer has for certain, at most `max_tokens`."""
     flexible: bool = False
     """Whether its caller can wait: OpenAI's service tier `flex`."""
+    model: str = ""
+    """The name that the caller gives: the model's own, or that of an adapter; empty: the model's."""
     num_choices: int = 1
     """As asked for: of more than a call may have, not all are in `prompts` and `choices_per_prompt`."""
 
@@ -127,6 +129,7 @@ def parsing(body: bytes, route: Route) -> Generator[None, None, Asked]:
         max_tokens_param=max_tokens_param,
         behind=_positive(data.get("priority")) is not None,
         user=user if isinstance(user := data.get("user"), str) else "",
+        model=model if isinstance(model := data.get("model"), str) else "",
     )
 
 

@@ -56,6 +56,8 @@ class Pricing:
         self._left: deque[tuple[int, str]] = deque()
         """Those whose stream has ended, and when: the engine has yet to tell of them."""
         self._boot_id = ""
+        self._model = ""
+        """The engine's own name for its model: another that a call gives is an adapter's."""
         self._num_shared = 0
         """Prompts that several choices had in common: each is a key of its own."""
         self._pool_tokens = 0
@@ -66,9 +68,10 @@ class Pricing:
         """The cost of a call. `exact_tokens` is the counted text of its largest prompt, where it was counted."""
         choices: list[ChoiceCost] = []
         matches: list[Match] = []
+        adapter = "" if asked.model == self._model else asked.model
         largest = None if exact_tokens is None else asked.largest
         for index, prompt in enumerate(asked.prompts):
-            match = self.prefixes.match(Beginning(tenant, prompt.text if self._pool_tokens else b""))
+            match = self.prefixes.match(Beginning(tenant, prompt.text if self._pool_tokens else b"", adapter))
             counted_tokens = exact_tokens if index == largest else None
             tokens = self._text_tokens(prompt, match) if counted_tokens is None else counted_tokens
             tokens += self.media.tokens(prompt.media)
@@ -148,6 +151,7 @@ class Pricing:
         if state.boot_id != self._boot_id:
             self._boot_id = state.boot_id
             self.prefixes.forget()
+        self._model = state.model
         shares = state.prefix is not None and state.prefix.enabled and state.pool is not None
         self._pool_tokens = state.pool.total_blocks * state.pool.block_tokens if shares and state.pool else 0
         self._block_tokens = state.pool.block_tokens if state.pool is not None else 1
