@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import operator_scene as scene
-from sluice_engine.config import ModelSource
+from sluice_engine.config import AdaptersConfig, AdapterSource, ModelSource
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.resource.spec import parse
 from sluice_operator.resource.units import format_duration, parse_duration_us, parse_quantity_bytes
@@ -39,6 +39,15 @@ def test_the_full_example_is_carried_over_whole() -> None:
     spec = scene.example("full")
 
     assert spec.model.served_name == "llama-3.2-1b-instruct"
+    assert spec.adapters == AdaptersConfig(
+        preloaded=(
+            AdapterSource(name="sql", path="/models/adapters/sql"),
+            AdapterSource(name="legal", path="/models/adapters/legal"),
+        ),
+        directory="/models/adapters",
+        max_loaded=32,
+        max_running=8,
+    )
     assert spec.cache.capacity_bytes == 40 * 1024**3
     assert (spec.cache.prefix_caching, spec.cache.host_swap_bytes) == ("Enabled", 16 * 1024**3)
     assert spec.scheduling.token_budget == 3456
@@ -81,6 +90,27 @@ def test_the_full_example_is_carried_over_whole() -> None:
         pytest.param(
             lambda spec: spec["cache"].update(blockTokens=12), "cache.block_tokens", id="the engine's own bound"
         ),
+        pytest.param(
+            lambda spec: spec["model"].update(adapters=[{"name": "chat", "path": "/a"}]),
+            "spec.model.adapters: 'chat' is the model's own name",
+            id="an adapter with the name that the model has without one",
+        ),
+        pytest.param(
+            lambda spec: (
+                spec["model"].update(adapters=[{"name": "sql", "path": "/a"}]),
+                spec["accelerator"].update(count=2),
+            ),
+            "spec.model.adapters: adapters run on one device alone",
+            id="adapters on two devices",
+        ),
+        pytest.param(
+            lambda spec: (
+                spec["model"]["adapterLoading"].update(directory="/a"),
+                spec["runtime"].update(type="SGLang", image="lmsysorg/sglang:v0.5.23"),
+            ),
+            "spec.model.adapters: only Sluice's own engine",
+            id="adapters for another engine",
+        ),
     ],
 )
 def test_what_cannot_be_understood_names_the_field(change: Any, words: str) -> None:
@@ -89,6 +119,21 @@ def test_what_cannot_be_understood_names_the_field(change: Any, words: str) -> N
 
     with pytest.raises(InvalidSpec, match=words):
         parse(body)
+
+
+def test_adapters_are_on_the_model_s_volume_unless_their_path_is_absolute() -> None:
+    adapters = [{"name": "sql", "path": "adapters/sql/"}, {"name": "law", "path": "/mnt/law"}]
+    source = {"persistentVolumeClaim": {"claimName": "models", "path": "llama"}}
+    body = scene.body()
+    body["spec"]["model"] |= {"source": source, "adapters": adapters}
+    before = parse(body)
+    body["spec"]["model"]["adapterLoading"]["directory"] = "adapters"
+
+    spec = parse(body)
+
+    assert [source.path for source in spec.adapters.preloaded] == ["/var/lib/sluice/model/adapters/sql", "/mnt/law"]
+    assert (before.adapters.directory, spec.adapters.directory) == ("", "/var/lib/sluice/model/adapters")
+    assert spec.cost_basis == before.cost_basis, "what steps cost was measured without"
 
 
 @pytest.mark.parametrize(

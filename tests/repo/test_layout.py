@@ -31,6 +31,7 @@ PURE_PROJECT = {
     "sluice_sidecar.telemetry.headroom", "sluice_sidecar.telemetry.measure", "sluice_sidecar.telemetry.regret",
     "sluice_sidecar.telemetry.state", "sluice_sidecar.web.events", "sluice_sidecar.web.shedding",
     "sluice_operator.errors", "sluice_operator.plan", "sluice_operator.observed", "sluice_operator.status",
+    "sluice_operator.resource.adapters",
     "sluice_operator.resource.cel", "sluice_operator.resource.model_source", "sluice_operator.resource.schema",
     "sluice_operator.resource.spec", "sluice_operator.resource.units",
     "sluice_operator.rendering.autoscale", "sluice_operator.rendering.files", "sluice_operator.rendering.foreign",

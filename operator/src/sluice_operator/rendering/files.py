@@ -58,6 +58,7 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
             model=_with_hub_at(spec.model, paths.hub_dir),
             cache=spec.cache,
             scheduling=spec.scheduling,
+            adapters=spec.adapters,
             accelerator_count=spec.accelerator_count,
             socket_path=socket,
             live_path=live_path,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sluice_engine.config import (
+    AdaptersConfig,
     AdmissionConfig,
     CacheConfig,
     ClassConfig,
@@ -26,6 +27,7 @@ from sluice_engine.config import (
 from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.rendering.foreign import runtime
+from sluice_operator.resource.adapters import parse_adapters
 from sluice_operator.resource.model_source import HubAccess, parse_access, parse_source
 from sluice_operator.resource.units import parse_duration_us, parse_quantity_bytes
 from sluice_sidecar.callers.trust import is_network
@@ -52,6 +54,7 @@ class ServiceSpec:
     """Of the resource; empty for a manifest that is not in a cluster."""
     generation: int
     model: ModelConfig
+    adapters: AdaptersConfig
     hub: HubAccess
     runtime: RuntimeType
     image: str | None
@@ -126,6 +129,7 @@ def _parse(body: Json) -> ServiceSpec:
             problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
             raise InvalidSpec(f"spec.resources.{kind}", problem)
     capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity")
+    served_name = model.get("servedName", metadata["name"])
     return ServiceSpec(
         name=metadata["name"],
         namespace=metadata.get("namespace", ""),
@@ -133,11 +137,12 @@ def _parse(body: Json) -> ServiceSpec:
         generation=metadata.get("generation", 0),
         model=ModelConfig(
             source=parse_source(model["source"]),
-            served_name=model.get("servedName", metadata["name"]),
+            served_name=served_name,
             data_type=model["dataType"],
             quantization=model["quantization"],
             max_length_tokens=model.get("maxLengthTokens"),
         ),
+        adapters=parse_adapters(model, served_name, accelerator["count"]),
         hub=parse_access(model["source"]),
         runtime=spec["runtime"]["type"],
         image=spec["runtime"].get("image"),
@@ -210,7 +215,9 @@ def _parse(body: Json) -> ServiceSpec:
         pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
         pod_template=spec["podTemplate"],
         cost_basis={
-            **{key: spec[key] for key in ("model", "accelerator", "resources")},
+            **{key: spec[key] for key in ("accelerator", "resources")},
+            # What adapters there are changes nothing about the model's own steps.
+            "model": {name: value for name, value in model.items() if name not in {"adapters", "adapterLoading"}},
             # The same engine under another version of the template costs the same.
             "runtime": {name: value for name, value in spec["runtime"].items() if name != "version"},
         },

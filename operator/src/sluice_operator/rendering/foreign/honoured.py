@@ -62,6 +62,9 @@ def _model(spec: ServiceSpec, engine: str) -> Iterator[Refusal]:
     if spec.model.quantization != "Auto":
         problem = f"{engine} reads how a checkpoint is quantised from its files: leave it out"
         yield "spec.model.quantization", problem
+    if spec.adapters.are_served:
+        problem = f"only Sluice's own engine is told of adapters: leave them out for {engine}"
+        yield "spec.model.adapters", problem
 
 
 def block_tokens(spec: ServiceSpec) -> int | None:
