@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +19,7 @@ from sluice_operator.rendering.surroundings import Surroundings
 from sluice_operator.resource.spec import Autoscaling
 from sluice_operator.status.conditions.around import autoscaling
 
+PAGE = (Path(__file__).resolve().parents[2] / "docs/autoscaling.md").read_text()
 WANTED = {"autoscaling": {"minReplicas": 1, "maxReplicas": 6}}
 LOADS = scene.pod("chat-new-2", ready=False)
 STUCK = scene.pod(
@@ -29,6 +33,19 @@ STUCK = scene.pod(
 def scaled(surroundings: Surroundings = scene.EVERYTHING, changes: scene.Json = WANTED) -> list[scene.Json]:
     made = objects(scene.spec(changes), scene.IMAGES, surroundings=surroundings)
     return [one for one in made if one["kind"] == "ScaledObject"]
+
+
+def test_the_hpa_of_the_docs_asks_what_keda_asks() -> None:
+    (made,) = scaled()
+    (rules,) = (
+        yaml.safe_load(one) for one in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL) if "metricsQuery" in one
+    )
+
+    (rule,) = rules["rules"]["external"]
+    asked = rule["metricsQuery"].replace("<<.LabelMatchers>>", 'namespace="llm",inferenceservice="chat"').split()
+
+    (tokens,) = (one for one in made["spec"]["triggers"] if one["name"] == "tokens")
+    assert asked == tokens["metadata"]["query"].split()
 
 
 def test_the_resource_is_what_is_scaled() -> None:

@@ -121,7 +121,7 @@ async def test_a_service_that_serves_is_told_once(world: World) -> None:
     world.time_s += 3600
     assert await world.look(service) == []
     assert condition(world.cluster.statuses[-1], "Ready")["status"] == "True"
-    assert world.cluster.events == [("Normal", "Ready", "All 1 of 1 replicas serve.")]
+    assert world.cluster.events == [("Normal", "Ready", "1 of 1 replicas serve.")]
 
 
 async def test_between_events_only_the_pods_are_asked(world: World) -> None:

@@ -23,13 +23,14 @@ def ready(view: View) -> Claim:
     feasible = slo_feasible(view)
     if feasible.status == "False" and view.spec and view.spec.live.slo.enforcement == "Enforce":
         return Claim(status="False", reason=feasible.reason, message=feasible.message)
-    return Claim(status="True", reason="Serving", message=f"All {view.of_wanted} replicas serve.")
+    return Claim(status="True", reason="Serving", message=f"{view.of_wanted} replicas serve.")
 
 
 def available(view: View) -> Claim:
     """Something serves."""
     if view.ready:
-        return Claim(status="True", reason="Serving", message=f"{len(view.ready)} pods take requests.")
+        text = "1 pod takes requests." if len(view.ready) == 1 else f"{len(view.ready)} pods take requests."
+        return Claim(status="True", reason="Serving", message=text)
     if view.spec and view.wanted == 0:
         return Claim(status="False", reason="ScaledToZero", message="No replicas are wanted.")
     reason = view.failure.reason if view.failure else view.waiting_for()[0]
