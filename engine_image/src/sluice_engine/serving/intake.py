@@ -47,7 +47,10 @@ def tool_calling(call: ChatCall, tokenizer: Tokenizer) -> tuple[Calling | None, 
     answer = call.generation.structure
     if answer is not None and not call.tools.required:
         _check_answer(answer, tools.form)
-    structure = tool_grammar(tools.form, tools.special, call.tools, answer)
+    try:
+        structure = tool_grammar(tools.form, tools.special, call.tools, answer)
+    except RecursionError as error:
+        raise InvalidRequest.field("tools", "are nested too deep") from error
     if structure is not None and call.generation.ignore_eos:
         problem = "is not allowed where a call must follow a schema: its end is the answer's end"
         raise InvalidRequest.field("ignore_eos", problem)

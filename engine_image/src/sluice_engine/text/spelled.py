@@ -20,11 +20,21 @@ _MARKS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 def spelled_pattern(specials: Iterable[str]) -> re.Pattern[str] | None:
     """Finds the first letter of each special token that is written out; None where there are none to find."""
     texts = sorted({text for text in specials if len(text) > 1})
-    alternatives = [
-        f"{re.escape(first)}(?={'|'.join(re.escape(text[1:]) for text in group)})"
-        for first, group in groupby(texts, key=lambda text: text[0])
-    ]
+    alternatives = [f"{re.escape(first)}(?={_any_of(rests)})" for first, rests in _by_first_letter(texts)]
     return re.compile("|".join(alternatives)) if alternatives else None
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern of these, sorted, that looks at each letter once: some models have a thousand special tokens."""
+    branches = [re.escape(first) + _any_of(rests) for first, rests in _by_first_letter(texts)]
+    return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})" if branches else ""
+
+
+def _by_first_letter(texts: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
+    for first, group in groupby(texts, key=lambda text: text[0]):
+        rests = [text[1:] for text in group]
+        # Whoever begins with one of them is found by it: what is longer adds nothing.
+        yield first, [] if "" in rests else rests
 
 
 def marked(value: T, pattern: re.Pattern[str] | None) -> tuple[T, str | None]:
