@@ -76,8 +76,8 @@ MUTATIONS = (
     Mutation(
         "an undone decode keeps its token",
         "step.py",
-        "                self.budgets.take_one_back(DECODE_NEEDS)\n",
-        "                pass\n",
+        "            self.budgets.take_back_for_each(gone, DECODE_NEEDS)\n",
+        "",
         (BUDGETS,),
     ),
     Mutation(

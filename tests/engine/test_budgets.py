@@ -120,9 +120,11 @@ class Taking(RuleBasedStateMachine):
             self.each += [needs] * count
 
     @precondition(lambda self: self.each)
-    @rule()
-    def take_one_back(self) -> None:
-        self.budgets.take_one_back(self.each.pop())
+    @rule(data=st.data())
+    def take_some_back(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.each)))
+        self.budgets.take_back_for_each(count, self.each[0])
+        del self.each[:count]
 
     @rule(who=st.integers(0, 3))
     def take_back(self, who: int) -> None:
@@ -135,8 +137,8 @@ class Taking(RuleBasedStateMachine):
     def teardown(self) -> None:
         for taker in self.takers:
             self.budgets.take_back(taker)
-        while self.each:
-            self.take_one_back()
+        if self.each:
+            self.budgets.take_back_for_each(len(self.each), self.each[0])
         assert {name: self.budgets.left(name) for name in LIMITS} == LIMITS
 
 

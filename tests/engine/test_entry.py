@@ -9,7 +9,7 @@ from engine.scripted import make_limits, make_request, make_scheduler
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.entry import LOOK_PAST, MAX_OVERTAKEN
 from sluice_engine.core.plan import StepPlan, StepResult
-from sluice_engine.core.prefix_cache import PrefixCache
+from sluice_engine.core.prefix_cache import PrefixCache, PrefixHit
 from sluice_engine.core.request import Outcome, Request, SamplingParams
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import PlanningProfile
@@ -112,6 +112,27 @@ def test_choices_wait_for_the_first_to_compute_their_prompt_and_others_pass() ->
         computed += sum(entry.num_tokens for entry in plan.chunks)
         assert not plan.is_empty, "somebody always gets on"
     assert computed == 40 + 4 + 4, "the others computed their last block only"
+
+
+def test_what_a_waiting_choice_would_find_is_looked_up_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+    match = PrefixCache.match
+
+    def counted(prefix: PrefixCache, request: Request) -> PrefixHit:
+        looked_up.append(request.id)
+        return match(prefix, request)
+
+    scheduler = sharing()
+    for request in family("first", "second", prompt=48):
+        scheduler.add(request)
+    step(scheduler)
+    monkeypatch.setattr(PrefixCache, "match", counted)
+
+    assert dict(step(scheduler).waiting_reasons) == {"shared_prompt": 1}
+    assert looked_up == ["second"]
+    step(scheduler)
+    assert {entry.request.id for entry in step(scheduler).chunks} == {"second"}
+    assert looked_up == ["second"] * 3, "in the step in which it enters, too"
 
 
 @pytest.mark.parametrize("how", ["aborted", "failed"])

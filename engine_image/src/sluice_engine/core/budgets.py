@@ -62,7 +62,7 @@ class Budgets:
                 self._left[name] -= 1
 
     def take_for_each(self, requests: int, needs: Needs) -> None:
-        """Take the same for many, none of whom is known by name until `take_one_back`."""
+        """Take the same for many, none of whom is known by name until `take_back_for_each`."""
         self._each.append((requests, needs))
         self._change(needs, requests)
 
@@ -79,10 +79,9 @@ class Budgets:
                 if name in self._left:
                     self._left[name] += 1
 
-    def take_one_back(self, needs: Needs) -> None:
-        """One of those of `take_for_each` is undone."""
-        self._each.append((-1, needs))
-        self._change(needs, -1)
+    def take_back_for_each(self, requests: int, needs: Needs) -> None:
+        """So many of those of `take_for_each` are undone."""
+        self.take_for_each(-requests, needs)
 
     def check(self) -> None:
         """Limit = left + what everybody holds, for each budget; nothing is below zero.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from sluice_engine.core.ladder import Ladder
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.plan import HeldBack, IdleReason
+from sluice_engine.core.prefix_cache import PrefixHit
 from sluice_engine.core.request import Request, RequestStatus
 from sluice_engine.core.running import Running
 from sluice_engine.core.shares import Shares
@@ -53,13 +54,18 @@ class Entry:
         if step.preempted or not step.takes_prefill():
             return
         first = next(self._waiting.candidates(step.now_us), None)
-        if first is None or self._awaits_leader(first):
+        if first is None or not self._ladder.outranks_any(first):
             return
-        victims = self._ladder.outranked(first, step)
+        match = self._running.prefix.match
+        hit = match(first)
+        if self._awaits_leader(first, hit):
+            return
+        victims = self._ladder.outranked(first, hit, step)
         for victim in victims:
             self._ladder.preempt(victim, first, step)
         if victims:
-            self._place(first, step, self._waiting.waiting_tokens - first.num_tokens)
+            # What they gave back may be what it finds.
+            self._place(first, match(first), step, self._waiting.waiting_tokens - first.num_tokens)
 
     def schedule(self, step: Step) -> None:
         """Let waiting requests in, past a few that cannot be placed, and note why those stay out."""
@@ -82,7 +88,9 @@ class Entry:
                     return
                 continue
             try:
-                reason = "shared_prompt" if self._awaits_leader(request) else self._place(request, step, wanted)
+                hit = self._running.prefix.match(request)
+                awaits = self._awaits_leader(request, hit)
+                reason = "shared_prompt" if awaits else self._place(request, hit, step, wanted)
             except Exception as error:  # noqa: BLE001  # whatever it is, it is about this request
                 self._contain(request, error, step)
                 continue
@@ -107,17 +115,16 @@ class Entry:
             return "no_free_slots"
         return None if step.takes_prefill() else "budget_exhausted"
 
-    def _awaits_leader(self, request: Request) -> bool:
+    def _awaits_leader(self, request: Request, hit: PrefixHit) -> bool:
         """Whether the blocks of its prompt are being computed right now, by another choice of the same call."""
         leader = request.leader
         if leader is None or leader.status is not RequestStatus.RUNNING or leader.is_decoding:
             return False
-        return not request.num_preemptions and self._running.prefix.may_find(request)
+        return not request.num_preemptions and self._running.prefix.may_find_more(request, hit)
 
-    def _place(self, request: Request, step: Step, wanted_behind: int) -> IdleReason | None:
-        """Let one request in, or say what it lacks."""
+    def _place(self, request: Request, hit: PrefixHit, step: Step, wanted_behind: int) -> IdleReason | None:
+        """Let one request in, with what it finds computed, or say what it lacks."""
         running = self._running
-        hit = running.prefix.match(request)
         if running.missing_blocks(request, hit) > 0:
             return "no_free_blocks"
         lacking = running.lacking(request, step.limits)

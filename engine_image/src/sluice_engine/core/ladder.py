@@ -14,6 +14,7 @@ from sluice_engine.core.order.policy import Policies
 from sluice_engine.core.order.waiting import Waiting
 from sluice_engine.core.plan import Preemption
 from sluice_engine.core.preemption import CLASS_LEVELS, Rank, choose_outranked, choose_victim
+from sluice_engine.core.prefix_cache import PrefixHit
 from sluice_engine.core.request import Request, RequestStatus
 from sluice_engine.core.running import Running
 from sluice_engine.core.step import Step
@@ -66,16 +67,20 @@ class Ladder:
                 return False
         return True
 
-    def outranked(self, first: Request, step: Step) -> Sequence[Request]:
-        """Requests of lower classes that give way to the first in line, if that is the policy and nothing else will do.
+    def outranks_any(self, first: Request) -> bool:
+        """Whether a lower class runs that gives way to the first in line, if that is the policy."""
+        return self._policies.order == "Priority" and self._running.least_urgent - first.priority >= CLASS_LEVELS
+
+    def outranked(self, first: Request, hit: PrefixHit, step: Step) -> Sequence[Request]:
+        """Requests of lower classes that give way to the first in line, where nothing else will do.
+
+        `hit`: what it would find computed now.
 
         Raises:
             DrainFirst: there are some, and they may be in flight.
         """
         running = self._running
-        if self._policies.order != "Priority" or running.least_urgent - first.priority < CLASS_LEVELS:
-            return ()
-        missing = running.missing_blocks(first, running.prefix.match(first))
+        missing = running.missing_blocks(first, hit)
         lacking = running.lacking(first, step.limits)
         if lacking not in {None, "requests"} or (missing <= 0 and lacking is None):
             return ()  # it would have to wait all the same, or it has what it needs

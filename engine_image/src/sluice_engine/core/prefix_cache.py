@@ -61,10 +61,9 @@ class PrefixCache:
         found, unused = self._pool.matching(islice(request.block_keys, usable))
         return PrefixHit(found, found * block_tokens, unused)
 
-    def may_find(self, request: Request) -> bool:
+    def may_find_more(self, request: Request, hit: PrefixHit) -> bool:
         """Whether there are blocks of a request's known tokens that it could find computed, and does not yet."""
-        usable = (request.num_tokens - 1) // self._pool.block_tokens
-        return self.enabled and self.match(request).num_blocks < usable
+        return self.enabled and hit.num_blocks < (request.num_tokens - 1) // self._pool.block_tokens
 
     def take(self, request: Request, hit: PrefixHit) -> None:
         """Give a request that enters, and holds no block yet, what was found: before it takes blocks of its own.

@@ -87,8 +87,7 @@ class Step:
             before = int(self.starts.sum())
             self.decodes, self.starts = self.decodes.part(indices), self.starts[indices]
             self.context -= before - int(self.starts.sum()) + gone
-            for _ in range(gone):
-                self.budgets.take_one_back(DECODE_NEEDS)
+            self.budgets.take_back_for_each(gone, DECODE_NEEDS)
 
     def waiting_reasons(self, num_waiting: int) -> tuple[tuple[IdleReason, int], ...]:
         """Waiting requests by the gate that holds them; those not looked at are held by what stopped the looking."""
