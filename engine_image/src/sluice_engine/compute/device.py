@@ -88,9 +88,14 @@ def free_memory_bytes(device: torch.device, root: Path = Path("/")) -> int:
     return max(0, free)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """A type as configurations and people write it: `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
 def describe(device: torch.device, dtype: torch.dtype) -> str:
     """Machine, type and threads, in words that agree exactly where speeds may be compared."""
-    kind = str(dtype).removeprefix("torch.")
+    kind = dtype_name(dtype)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, {kind}, torch {torch.__version__}"
     model = _cpu_field(Path("/"), "model name") or platform.machine()

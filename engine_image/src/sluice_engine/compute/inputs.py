@@ -260,13 +260,16 @@ class StepBuilder:
         width = int(lengths[0])
         columns = np.minimum(np.arange(width), lengths[:, None] - 1)  # padding repeats a row's last block
         tables = self._slots.tables[slots[:, None], columns]
-        at = np.arange(width * self._block_tokens)
-        beyond = at >= ends[:, None]
-        mask = None if ends[0] == ends[-1] else self._mask(torch.from_numpy(beyond))[:, None, None, :]
-        window_mask = mask
-        if self._window is not None and ends[0] > self._window:
-            behind = at < ends[:, None] - self._window
-            window_mask = self._mask(torch.from_numpy(beyond | behind))[:, None, None, :]
+        mask = window_mask = None
+        is_padded = ends[0] != ends[-1]
+        window = self._window if self._window is not None and ends[0] > self._window else None
+        if is_padded or window is not None:
+            at = np.arange(width * self._block_tokens)
+            beyond = at >= ends[:, None]
+            if is_padded:
+                mask = window_mask = self._mask(torch.from_numpy(beyond))[:, None, None, :]
+            if window is not None:
+                window_mask = self._mask(torch.from_numpy(beyond | (at < ends[:, None] - window)))[:, None, None, :]
         return SingleBucket(first, len(slots), self._tensor(tables.reshape(-1)), int(ends[0]), mask, window_mask)
 
     def _chunks(self, chunks: list[ScheduledRequest], first: int) -> Iterator[Chunk]:

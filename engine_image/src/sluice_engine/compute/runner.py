@@ -24,6 +24,7 @@ from sluice_engine.compute.device import (
     choose_dtype,
     cpu_flags,
     describe,
+    dtype_name,
     free_memory_bytes,
     usable_cores,
 )
@@ -41,6 +42,7 @@ from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.quantization import check as check_quantization
 from sluice_engine.model_files.sources import resolve
 from sluice_engine.model_files.weights import Tensors, load, open_tensors
+from sluice_engine.sizes import bytes_in_words
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +181,7 @@ class TorchRunner:
         if result.errors:
             raise ModelUnavailable(
                 f"the first token fails: {result.errors[0]}; the weights are damaged, or too large for "
-                f"{str(self._cache.dtype).removeprefix('torch.')}",
+                f"{dtype_name(self._cache.dtype)}",
                 "ModelCorrupt",
             )
         return int(result.token_ids[0])
@@ -229,9 +231,9 @@ def _check_memory(path: Path, architecture: Architecture, dtype: torch.dtype, fr
     """Say before minutes of reading what the kernel would say after them without a word: it kills the process."""
     needed = architecture.least_weight_values * dtype.itemsize
     if needed > free_bytes:
-        kind = str(dtype).removeprefix("torch.")
+        needed_words, free_words = bytes_in_words(needed), bytes_in_words(free_bytes)
         raise ModelUnavailable(
-            f"{path}: its weights are {_gigabytes(needed)} in {kind}, and {_gigabytes(free_bytes)} of memory are free",
+            f"{path}: its weights are {needed_words} in {dtype_name(dtype)}, and {free_words} of memory are free",
             "OutOfMemory",
         )
 
@@ -247,10 +249,6 @@ def _adapters(
         except AdapterRefused as error:
             raise ModelUnavailable(f"adapter {source.name}: {error}", "AdapterRefused") from error
     return store
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:

@@ -41,6 +41,7 @@ from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.model_files.hub_cache import HubCache, is_commit
 from sluice_engine.model_files.hub_files import Checksum, HubFile, HubListing, model_files
+from sluice_engine.sizes import bytes_in_words
 
 log = logging.getLogger(__name__)
 
@@ -325,13 +326,10 @@ class _Download:
         needed = sum(file.size_bytes for file in missing) - sum(one.stat().st_size for one in parts if one.exists())
         free = shutil.disk_usage(self._cache.root).free
         if needed > free:
-            problem = f"{self._cache.root} has {_size(free)} free, and {self._where} needs {_size(needed)} more"
+            free_words, needed_words = bytes_in_words(free), bytes_in_words(needed)
+            problem = f"{self._cache.root} has {free_words} free, and {self._where} needs {needed_words} more"
             raise ModelUnavailable(problem, "DiskFull")
 
     def _tell(self, more_bytes: int) -> None:
         self._done_bytes += more_bytes
         self._report(LoadingProgress(stage="download", bytes_done=self._done_bytes, bytes_total=self._total_bytes))
-
-
-def _size(count: int) -> str:
-    return f"{count / 1_000_000_000:.1f} GB" if count >= 100_000_000 else f"{count / 1_000_000:.1f} MB"

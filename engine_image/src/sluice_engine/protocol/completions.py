@@ -22,6 +22,7 @@ from sluice_engine.protocol.reply import (
 MAX_PROMPTS = 32
 
 MAX_TOP_LOGPROBS = 5
+MAX_BEST_OF = 20
 
 _UNSUPPORTED = frozenset({"suffix"})
 
@@ -62,7 +63,7 @@ def parse_completion(raw: bytes) -> CompletionCall:
             f"{len(prompts)} prompts with n {generation.n} make {choices} choices; one call may ask for {MAX_CHOICES}"
         )
         fields.refuse("n", many)
-    best_of = fields.integer("best_of", 1, 20)
+    best_of = fields.integer("best_of", 1, MAX_BEST_OF)
     if best_of is not None and best_of != generation.n:
         fields.unsupported("best_of", best_of)
     fields.end()

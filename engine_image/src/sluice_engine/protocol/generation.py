@@ -17,6 +17,12 @@ MAX_N = 16
 MAX_STOP_CHARACTERS = 1024
 # Logits are divided by it: far below this they leave float32, and no distribution is left to draw from.
 LEAST_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 10
+# OpenAI's bounds.
+MAX_PENALTY = 2
+MAX_TEMPERATURE = 2
+# What torch takes.
+LEAST_SEED, MAX_SEED = -(2**63), 2**63 - 1
 MAX_PRIORITY = 1_000_000
 # OpenAI's bounds of a bias; each entry is one operation on a row of logits in every step.
 MAX_BIASED_TOKENS = 1024
@@ -118,14 +124,16 @@ def parse_generation(fields: Fields, *, logprobs: bool, top_logprobs: int) -> Ge
     return Generation(
         max_tokens=max_tokens,
         max_tokens_param=param,
-        temperature=_or(fields.number("temperature", 0, 2), 1.0),
+        temperature=_or(fields.number("temperature", 0, MAX_TEMPERATURE), 1.0),
         top_p=_or(fields.number("top_p", 0, 1, above=True), 1.0),
         top_k=max(0, top_k or 0),  # -1 is how vLLM's clients say "all"
         min_p=_or(fields.number("min_p", 0, 1), 0.0),
-        frequency_penalty=_or(fields.number("frequency_penalty", -2, 2), 0.0),
-        presence_penalty=_or(fields.number("presence_penalty", -2, 2), 0.0),
-        repetition_penalty=_or(fields.number("repetition_penalty", LEAST_REPETITION_PENALTY, 10), 1.0),
-        seed=fields.integer("seed", -(2**63), 2**63 - 1),
+        frequency_penalty=_or(fields.number("frequency_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
+        presence_penalty=_or(fields.number("presence_penalty", -MAX_PENALTY, MAX_PENALTY), 0.0),
+        repetition_penalty=_or(
+            fields.number("repetition_penalty", LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY), 1.0
+        ),
+        seed=fields.integer("seed", LEAST_SEED, MAX_SEED),
         n=fields.integer("n", 1, MAX_N) or 1,
         stop=_stop(fields),
         stop_token_ids=fields.token_ids("stop_token_ids", MAX_STOP_TOKENS) or (),

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from sluice_engine.protocol.chat import MAX_TOP_LOGPROBS as MAX_CHAT_LOGPROBS
-from sluice_engine.protocol.completions import MAX_PROMPTS, MAX_TOP_LOGPROBS
+from sluice_engine.protocol.completions import MAX_BEST_OF, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from sluice_engine.protocol.generation import (
     LEAST_REPETITION_PENALTY,
+    LEAST_SEED,
     MAX_BIAS,
     MAX_BIASED_TOKENS,
     MAX_N,
+    MAX_PENALTY,
     MAX_PRIORITY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
     MAX_STOP_CHARACTERS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
+    MAX_TEMPERATURE,
     MAX_TOKEN_ID_DIGITS,
     MAX_TOKENS_BOUND,
     TIERS,
@@ -71,7 +76,7 @@ def request_schemas(served_name: str) -> Schema:
                         **shared,
                         "logprobs": integer(0, MAX_TOP_LOGPROBS),
                         "echo": {"type": "boolean"},
-                        "best_of": integer(1, 20),
+                        "best_of": integer(1, MAX_BEST_OF),
                     }
                 ),
             },
@@ -160,14 +165,14 @@ def _generation() -> Schema:
         "max_tokens": integer(1, MAX_TOKENS_BOUND),
         "max_completion_tokens": integer(1, MAX_TOKENS_BOUND),
         "min_tokens": integer(0, MAX_TOKENS_BOUND),
-        "temperature": number(0, 2),
+        "temperature": number(0, MAX_TEMPERATURE),
         "top_p": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
         "top_k": integer(-1, MAX_TOKENS_BOUND),
         "min_p": number(0, 1),
-        "frequency_penalty": number(-2, 2),
-        "presence_penalty": number(-2, 2),
-        "repetition_penalty": number(LEAST_REPETITION_PENALTY, 10),
-        "seed": integer(-(2**63), 2**63 - 1),
+        "frequency_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+        "presence_penalty": number(-MAX_PENALTY, MAX_PENALTY),
+        "repetition_penalty": number(LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+        "seed": integer(LEAST_SEED, MAX_SEED),
         "n": integer(1, MAX_N),
         "stop": {"anyOf": [stop, {"type": "array", "maxItems": MAX_STOP_STRINGS, "items": stop}]},
         "stop_token_ids": {**TOKEN_IDS, "maxItems": MAX_STOP_TOKENS},
