@@ -88,6 +88,8 @@ CASES: list[Any] = [
                  id="the other word for arguments, and a name with an escape"),
     pytest.param(HERMES, '<tool_call>{"name": "get", "arguments": {"s": "}</tool_call>\\"{"}}</tool_call>', "",
                  [("get", '{"s": "}</tool_call>\\"{"}')], id="markers and brackets in a string"),
+    pytest.param(HERMES, '<tool_call>{"name": "get", "arguments": {"s": "\\\\", "t": "}"}}</tool_call>', "",
+                 [("get", '{"s": "\\\\", "t": "}"}')], id="a backslash at a string's end"),
     # What is none stays.
     pytest.param(HERMES, "Say <tool_call> and </tool_call>.", "Say <tool_call> and </tool_call>.", [], id="its name"),
     pytest.param(HERMES, "<tool_call", "<tool_call", [], id="half an opening"),

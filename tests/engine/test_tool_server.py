@@ -129,6 +129,15 @@ async def test_in_a_stream_every_token_shows_and_clients_see_no_more_than_calls(
     assert len(tokens) == len(f"A{tags(GET)}".replace("{nl}", "\n").encode())
 
 
+async def test_after_the_only_call_that_may_be_the_answer_has_ended(engine: Served) -> None:
+    said = f"say:{tags(GET)} and so on for ever"
+    body = {"model": "tiny", "messages": [{"role": "user", "content": said}], "tools": TOOLS}
+    _, reply = await engine.post("/v1/chat/completions", {**body, "parallel_tool_calls": False})
+    await engine.idle()
+
+    assert reply["usage"]["completion_tokens"] == len(f"<tool_call>\n{GET[:-1]}".encode())
+
+
 async def test_each_choice_has_its_own_calls(engine: Served) -> None:
     choices = await asked(engine, tags('{"name": "get", "arguments": {"n": {choice}}}'), n=2)
 
