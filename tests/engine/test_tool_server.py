@@ -129,6 +129,16 @@ async def test_in_a_stream_every_token_shows_and_clients_see_no_more_than_calls(
     assert len(tokens) == len(f"A{tags(GET)}".replace("{nl}", "\n").encode())
 
 
+async def test_calls_are_counted_by_how_they_ended(engine: Served) -> None:
+    await asked(engine, tags(GET, PUT))
+    await asked(engine, tags(GET), max_tokens=44)
+
+    def counted(outcome: str) -> float | None:
+        return engine.registry.get_sample_value("sluice_engine_tool_calls_total", {"outcome": outcome})
+
+    assert (counted("complete"), counted("incomplete")) == (4, 2), "each was asked for twice"
+
+
 async def test_after_the_only_call_that_may_be_the_answer_has_ended(engine: Served) -> None:
     said = f"say:{tags(GET)} and so on for ever"
     body = {"model": "tiny", "messages": [{"role": "user", "content": said}], "tools": TOOLS}

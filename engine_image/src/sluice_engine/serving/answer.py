@@ -53,6 +53,14 @@ class Progress:
 
 
 @dataclass(slots=True)
+class ToolCallCounts:
+    """Tool calls of all answers that have ended."""
+
+    complete: int = 0
+    incomplete: int = 0
+
+
+@dataclass(slots=True)
 class _Whole:
     """A choice that is being collected."""
 
@@ -88,8 +96,9 @@ class Answer:
         generation: Generation,
         prompts: Sequence[Prompt],
         calling: Calling | None = None,
+        counts: ToolCallCounts | None = None,
     ) -> None:
-        """`calling`: how tools are called in it, where they may be."""
+        """`calling`: how tools are called in it, where they may be; `counts`: where its calls are counted."""
         self._include_usage = generation.include_usage
         self._continuous_usage = generation.continuous_usage
         self._prompt_tokens = sum(len(prompt.tokens) for prompt in prompts)
@@ -101,6 +110,7 @@ class Answer:
         self._num_open = len(requests)
         # The beginning of a call waits for its function's name: a dozen tokens, which would look like a long silence.
         self._tells_held = calling is not None
+        self._counts = counts or ToolCallCounts()
 
     async def write(self, stream: CallStream, reply: Reply, writer: Writer) -> None:
         """Stream it, one write for all choices that a step moved on. An error is the last frame: no [DONE] follows."""
@@ -156,6 +166,9 @@ class Answer:
         if finish_reason is not None:
             self._num_open -= 1
             stream.stop(emission.request.id)
+            told, complete = output.num_calls
+            self._counts.complete += complete
+            self._counts.incomplete += told - complete
         is_held = self._tells_held and piece is None and emission.token_id is not None
         return Progress(output.index, piece, finish_reason, is_held)
 

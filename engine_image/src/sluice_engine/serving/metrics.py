@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from sluice_engine.core.state import HostState, LoadingProgress, PrefixState
 from sluice_engine.live_file import LiveFile
 from sluice_engine.serving.adapters import Adapters
+from sluice_engine.serving.answer import ToolCallCounts
 from sluice_engine.serving.counters import CountersCopy, HistogramCopy
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.publication import LoadedEngine, Publication
@@ -80,6 +81,22 @@ class GrammarCollector(Collector):
             grammars.add_metric([result], count)
         yield grammars
         yield _counter("grammar_compile_seconds", "CPU time of compiling grammars.", state.compile_us_total / 1e6)
+
+
+class ToolCallCollector(Collector):
+    """Calls that answers made."""
+
+    def __init__(self, calls: ToolCallCounts) -> None:
+        self._calls = calls
+
+    def collect(self) -> Iterator[Metric]:
+        """The one of its series."""
+        calls = CounterMetricFamily(
+            "sluice_engine_tool_calls", "Tool calls of answers that ended, by outcome.", labels=["outcome"]
+        )
+        calls.add_metric(["complete"], self._calls.complete)
+        calls.add_metric(["incomplete"], self._calls.incomplete)
+        yield calls
 
 
 class AdapterCollector(Collector):

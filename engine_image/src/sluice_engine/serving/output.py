@@ -37,6 +37,11 @@ class ChoiceOutput:
         self._echo = echo
         self._logprobs: list[TokenLogprob] = []
 
+    @property
+    def num_calls(self) -> tuple[int, int]:
+        """Tool calls that were told, and those of them whose arguments are a JSON object."""
+        return (0, 0) if self._calls is None else (self._calls.num_calls, self._calls.num_complete)
+
     def has_ended(self) -> bool:
         """Whether the answer is complete."""
         return self.finish_reason is not None

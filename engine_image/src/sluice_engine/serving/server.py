@@ -32,7 +32,7 @@ from sluice_engine.protocol.reply import Reply, ReplyHead
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tokens import parse_detokenize, parse_tokenize
 from sluice_engine.serving.adapters import Adapters
-from sluice_engine.serving.answer import Answer
+from sluice_engine.serving.answer import Answer, ToolCallCounts
 from sluice_engine.serving.chat_prompt import Prompt, chat_prompt
 from sluice_engine.serving.intake import (
     chat_prompts,
@@ -42,7 +42,7 @@ from sluice_engine.serving.intake import (
     tool_calling,
 )
 from sluice_engine.serving.live_state import Identity
-from sluice_engine.serving.metrics import AdapterCollector, GrammarCollector
+from sluice_engine.serving.metrics import AdapterCollector, GrammarCollector, ToolCallCollector
 from sluice_engine.serving.pages import Pages
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.responses import (
@@ -92,6 +92,8 @@ class EngineServer:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._grammars = Grammars(service.clock)
         registry.register(GrammarCollector(self._grammars))
+        self._tool_calls = ToolCallCounts()
+        registry.register(ToolCallCollector(self._tool_calls))
         self._adapters = Adapters(service, identity.served_name, adapters or AdaptersConfig())
         registry.register(AdapterCollector(self._adapters))
         created_s = sources.wall_clock_s()
@@ -167,7 +169,7 @@ class EngineServer:
         )
         await self._constrain(requests, generation.structure, engine)
         self._adapters.check_served(adapter)
-        answer = Answer(requests, engine.tokenizer, generation, prompts, calling)
+        answer = Answer(requests, engine.tokenizer, generation, prompts, calling, self._tool_calls)
         with self._service.submit(requests) as stream:
             if generation.stream:
                 if terms.bound_us is not None:

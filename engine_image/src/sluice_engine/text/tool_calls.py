@@ -89,14 +89,19 @@ class ToolCallReader:
         return self._read.num_calls
 
     @property
+    def num_complete(self) -> int:
+        """Of those, the ones whose arguments are a JSON object."""
+        return self._read.num_complete
+
+    @property
     def is_full(self) -> bool:
         """Whether as many calls as there may be are whole: nothing need follow."""
-        return self._most is not None and self._read.num_complete >= self._most
+        return self._most is not None and self.num_complete >= self._most
 
     @property
     def all_complete(self) -> bool:
         """Whether there are calls, and the arguments of each are a JSON object."""
-        return 0 < self._read.num_calls == self._read.num_complete
+        return 0 < self.num_calls == self.num_complete
 
     def push(self, text: str) -> Settled:
         """What this piece of text settles; once full, nothing."""
