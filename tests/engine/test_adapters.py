@@ -47,7 +47,9 @@ class Adapted:
 
     def __init__(self, folder: Path, source: Path, model: Path, switch: str = "") -> None:
         self.switch = switch
-        self.runner = load_runner(ModelSource(path=str(source)), capacity_bytes=1 << 20, block_tokens=8)
+        self.runner = load_runner(
+            ModelSource(path=str(source)), capacity_bytes=1 << 20, block_tokens=8, host_swap_bytes=1 << 19
+        )
         self.references = {"": Reference.from_directory(model)}
         for name, options in ADAPTERS.items():
             adapter = make_adapter(model, folder / name, **options)
@@ -102,6 +104,7 @@ def test_a_request_alone_says_what_the_merged_model_says(adapted: Adapted, adapt
         pytest.param({}, id="in one batch"),
         pytest.param({"per_request": 7}, id="chunked"),
         pytest.param({"num_blocks": 16, "per_request": 16}, id="preempted"),
+        pytest.param({"num_blocks": 16, "per_request": 16, "swap": True}, id="swapped"),
         pytest.param({"prefix": True, "max_sequences": 2}, id="with the prefix cache"),
         pytest.param({"depth": 1}, id="overlapped"),
         pytest.param({"drafts": 4}, id="speculating"),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientConnectionError, ClientPayloadError, ClientSession, UnixConnector
 
+from engine.tiny_adapter import make_adapter
 from sluice_engine.__main__ import main, tell_of_a_broken
 from sluice_engine.table_file import read_step_table
 from tiny_model import make_tiny_llama
@@ -96,11 +97,13 @@ def start(folder: Path, **fields: Any) -> subprocess.Popen[str]:
 
 
 @asynccontextmanager
-async def running(folder: Path, model: Path) -> AsyncIterator[tuple[subprocess.Popen[str], ClientSession]]:
+async def running(
+    folder: Path, model: Path, **fields: Any
+) -> AsyncIterator[tuple[subprocess.Popen[str], ClientSession]]:
     """A process that is ready; it is killed if the test left it running."""
     # The step table is kept beside the model, so that the first start alone measures it.
     source = {"source": {"path": str(model)}, "served_name": "tiny", "data_type": "Float32"}
-    process = start(folder, model=source, table_dir=str(model.parent / "tables"))
+    process = start(folder, model=source, table_dir=str(model.parent / "tables"), **fields)
     connector = UnixConnector(str(folder / "s"))
     try:
         async with ClientSession("http://engine", connector=connector) as http, asyncio.timeout(120):
@@ -167,6 +170,43 @@ def test_a_start_that_fails_says_why_in_one_line_and_as_last_words(
     assert (folder / "last-words").read_text() == errors.splitlines()[-1] + "\n"
     assert "Traceback" not in errors
     assert not (folder / "s").exists()
+
+
+@pytest.mark.slow
+async def test_adapters_are_served_from_the_start_and_loaded_while_it_runs(folder: Path, model: Path) -> None:
+    """The same files under two names say the same, another adapter and the model itself something else."""
+    for seed, name in enumerate(("sql", "law"), start=1):
+        make_adapter(model, folder / "adapters" / name, seed=seed)
+    preloaded = [{"name": "sql", "path": str(folder / "adapters" / "sql")}]
+    adapters = {"preloaded": preloaded, "directory": str(folder / "adapters")}
+    async with running(folder, model, adapters=adapters) as (_, http):
+
+        async def said(name: str) -> tuple[str, str]:
+            body = {"model": name, "prompt": "select", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+            async with http.post("/v1/completions", json=body) as response:
+                page = await response.json()
+            assert response.status == 200, page
+            return page["model"], page["choices"][0]["text"]
+
+        for name, path in (("again", "sql"), ("law", str(folder / "adapters" / "law"))):
+            async with http.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path}) as response:
+                assert response.status == 200, await response.text()
+        told = dict(await asyncio.gather(*(said(name) for name in ("tiny", "sql", "again", "law") * 2)))
+        assert told["sql"] == told["again"]
+        assert len({told["tiny"], told["sql"], told["law"]}) == 3
+
+
+@pytest.mark.slow
+def test_an_adapter_that_cannot_be_loaded_ends_the_start_in_one_line(folder: Path) -> None:
+    model = make_tiny_llama(folder / "model")
+    adapter = make_adapter(model, folder / "dora", seed=1, config={"use_dora": True})
+    process = start(folder, adapters={"preloaded": [{"name": "sql", "path": str(adapter)}]})
+    _, errors = process.communicate(timeout=120)
+
+    assert process.returncode == 1
+    last = f"AdapterRefused: adapter sql: {adapter}/adapter_config.json: use_dora is true, which is not supported"
+    assert errors.splitlines()[-1] == last
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
