@@ -6,12 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.protocol.chat import ChatReply, parse_chat
 from sluice_engine.protocol.reply import CallDelta, Choice, Piece, ReplyHead, Usage
 from sluice_engine.protocol.tokens import parse_tokenize
-from sluice_engine.protocol.tools import MAX_TOOLS_BYTES, Tool
+from sluice_engine.protocol.tools import MAX_DEPTH, MAX_TOOLS_BYTES, Tool
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: dict[str, Any] = {
@@ -189,10 +191,19 @@ def test_what_is_wrong_with_tools_is_refused_by_name(raw: bytes, param: str, cod
     assert len(error.message) < 300
 
 
-def test_a_tool_that_nests_too_deep_is_refused() -> None:
-    deep = b'{"a":' * 400 + b"1" + b"}" * 400
-    body = chat(tools=[named("a", parameters={"deep": "HERE"})]).replace(b'"HERE"', deep)
-    assert parse_chat(body).tools is not None
+@pytest.mark.parametrize(("opening", "closing"), [(b'{"a":', b"}"), (b"[", b"]")])
+def test_a_tool_nests_as_deep_as_it_may_and_no_deeper(opening: bytes, closing: bytes) -> None:
+    def nested(levels: int) -> bytes:
+        # The tool, its function and the parameters are three of them.
+        deep = opening * (levels - 3) + b"1" + closing * (levels - 3)
+        return tools(named("a", parameters={"type": "object", "x": "HERE"})).replace(b'"HERE"', deep)
+
+    assert parse_chat(nested(MAX_DEPTH)).tools is not None
+    for levels in (MAX_DEPTH + 1, 900):
+        with pytest.raises(InvalidRequest) as caught:
+            parse_chat(nested(levels))
+        assert (caught.value.param, caught.value.code) == ("tools[0]", "invalid_value")
+        assert "at most 64 levels" in caught.value.message
 
 
 def test_tokenize_takes_what_a_chat_takes() -> None:
@@ -244,3 +255,41 @@ def test_where_there_are_only_calls_there_is_no_content() -> None:
     several: Any = ChatReply(HEAD).whole([Choice(i, "", (), "stop", (call,)) for i in range(2)], Usage(1, 2))
     ids = {choice["message"]["tool_calls"][0]["id"] for choice in several["choices"]}
     assert len(ids) == 2, "each choice has its own"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 200) | st.text(max_size=5) | st.sampled_from(["function", "auto", "a"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "function", "name", "parameters", "strict", "arguments", "id", "description", "x"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from(["tools", "tool_choice", "parallel_tool_calls", "functions", "tool_calls", "tool_call_id"]),
+    JSON | st.lists(JSON, max_size=2),
+)
+def test_whatever_stands_there_is_read_or_refused_by_name(name: str, value: object) -> None:
+    """Never a crash, and an answer that a person can read."""
+    if name in {"tool_calls", "tool_call_id"}:
+        role = "assistant" if name == "tool_calls" else "tool"
+        raw = chat(CALLED, {"role": role, "content": "x", name: value})
+    else:
+        raw = chat(**{"tools": [WEATHER], name: value})
+    refused: InvalidRequest | None = None
+    try:
+        parse_chat(raw)
+    except InvalidRequest as error:
+        refused = error
+    if refused is not None:
+        assert refused.param is not None
+        assert refused.param.startswith(("messages", name, "tools", "tool_choice"))
+        assert len(refused.message) < 400

@@ -18,6 +18,9 @@ MAX_TOOLS = 128
 NAME_PATTERN = "[a-zA-Z0-9_-]{1,64}"
 # All of them together, as JSON: some 60,000 tokens, which is more than most prompts may have.
 MAX_TOOLS_BYTES = 256 * 1024
+# Objects and arrays in each other, of one tool. Llama's templates write each level on lines of its own, indented: of a
+# short body that nests deep they make a prompt of any length.
+MAX_DEPTH = 64
 _NAME = re.compile(NAME_PATTERN)
 CHOICES = ("none", "auto", "required")
 # What was there before tools were, and what says the same now.
@@ -109,10 +112,15 @@ def check_name(fields: Fields, name: str) -> str:
 
 
 def _size(fields: Fields, name: str, item: object) -> int:
+    level = [item]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for each in level if isinstance(each, dict) for inner in each.values()] + [
+            inner for each in level if isinstance(each, list) for inner in each
+        ]
+    if level:
+        fields.refuse(name, f"must be nested at most {MAX_DEPTH} levels deep")
     try:
         return len(json.dumps(item, ensure_ascii=False).encode())
-    except RecursionError:
-        fields.refuse(name, "is nested too deep")
     except UnicodeEncodeError:
         fields.refuse(name, "is not valid Unicode: it has half a surrogate pair")
 
