@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_sidecar.capacity.ceiling import Ceiling
@@ -58,23 +58,78 @@ def test_the_ceiling_follows_the_preemption_rate(events: list[tuple[int, int]], 
     assert steered(events, until_us=second * S).share == pytest.approx(share)
 
 
+STORM = (1, 4)
+# With six a minute allowed.
+RISE_PER_S = 0.006 / 60
+
+
 @pytest.mark.parametrize(
-    ("storms", "second", "share"),
+    ("events", "second", "share"),
     [
-        pytest.param([1], 16, 0.855 + 0.05, id="after-the-first-storm-it-rises-fast"),
-        pytest.param([1, 41], 56, 0.855 + 0.05, id="fast-into-the-next-it-rises-fast-to-what-was-borne"),
-        pytest.param([1, 41], 65, 0.95 * 0.98 + 8.5 * 0.1 / 60, id="and-slowly-beyond"),
+        pytest.param([(1, 2), (8, 1)], 30, 0.95, id="before-any-bad-window-none-lowers-it"),
+        pytest.param([STORM, (41, 1)], 41, 0.95 - 0.003, id="after-one-each-preemption-lowers-it"),
+        pytest.param([STORM, (41, 4)], 60, 0.95 - 0.012 + 19 * RISE_PER_S, id="more-than-the-limit-too-and-no-further"),
+        pytest.param([STORM, (41, 90)], 44, 0.95 - 0.03 + 3 * RISE_PER_S, id="but-not-all-of-a-crowd"),
+        pytest.param([STORM, (41, 8), (42, 8)], 44, 0.95 - 0.03 + 2 * RISE_PER_S, id="nor-of-two-in-one-window"),
+        pytest.param([STORM, (41, 1)], 61, 0.95 - 0.003 + 20 * RISE_PER_S, id="time-raises-it"),
+        pytest.param([STORM, (41, 1)], 120, 0.95, id="no-higher-than-configured"),
         pytest.param(
-            [1, 41, 121], 160, 0.95 * 0.96 + 24 * 0.05 / 60, id="half-as-fast-as-often-as-they-come-within-five-minutes"
+            [STORM, (41, 4), (47, 4)], 50, 0.9 * (0.926 + 9 * RISE_PER_S), id="a-second-bad-window-is-a-storm"
         ),
-        pytest.param([1, 141], 156, 0.855 + 0.05, id="two-minutes-later-it-is-another-storm"),
-        pytest.param([1, 41, 401], 416, 0.855 + 0.05, id="five-clean-minutes-are-forgiven"),
+        pytest.param(
+            [STORM, (41, 4), (47, 4)], 75, 0.95 - 0.024 + 33 * RISE_PER_S, id="after-which-it-rises-to-the-mark"
+        ),
+        pytest.param([STORM, (16, 4)], 40, 0.895 + 20 * RISE_PER_S, id="a-storm-on-the-way-up-brings-it-down-there"),
+        pytest.param([STORM, (6, 9), (15, 4)], 60, 0.95, id="one-that-goes-on-does-not"),
+        pytest.param(
+            [STORM, (41, 4), (47, 4), (51, 9), (60, 4)], 100, 0.926 + 59 * RISE_PER_S, id="nor-does-a-later-one"
+        ),
+        pytest.param([STORM, *((at, 1) for at in range(41, 3600, 11))], 3594, 0.5, id="it-has-the-same-floor"),
+        pytest.param([STORM, (41, 90), (340, 1)], 342, 0.95 - 0.003, id="within-five-minutes-it-is-remembered"),
+        pytest.param([STORM, (41, 90), (347, 1)], 380, 0.95, id="after-five-clean-ones-forgotten"),
     ],
 )
-def test_a_ceiling_that_rose_into_the_next_storm_rises_slowly(storms: list[int], second: int, share: float) -> None:
-    found = steered([(at, 4) for at in storms], until_us=second * S)
+def test_what_is_preempted_at_the_mark_lowers_it(events: list[tuple[int, int]], second: int, share: float) -> None:
+    assert steered(events, until_us=second * S).share == pytest.approx(share, abs=0.0002)
 
-    assert found.share == pytest.approx(share, abs=0.002)
+
+def test_what_is_preempted_while_nobody_is_let_in_says_nothing_of_the_mark() -> None:
+    ceiling = steered([STORM], until_us=40 * S)
+    for second in range(41, 60):
+        ceiling.observe("boot", 4 + second // 50, second * S, let_in=False)
+
+    assert ceiling.share == pytest.approx(0.95)
+
+
+def test_a_higher_top_does_not_forget_what_a_load_bears() -> None:
+    ceiling = steered([STORM, (41, 90)], until_us=44 * S)
+    ceiling.configure(100, 6.0)
+    ceiling.observe("boot", 94, 60 * S)
+
+    assert ceiling.share == pytest.approx(0.92 + 19 * RISE_PER_S)
+
+
+def test_where_few_are_allowed_five_clean_minutes_bring_all_back() -> None:
+    events = [STORM, (41, 90)]
+
+    assert steered(events, until_us=340 * S, per_minute=0).share == pytest.approx(0.92)
+    assert steered(events, until_us=352 * S, per_minute=0).share == pytest.approx(0.95)
+
+
+@settings(max_examples=20)
+@given(st.floats(0.6, 0.85), st.floats(3, 12))
+def test_whatever_share_a_load_bears_it_preempts_a_third_as_often_as_it_may(bears: float, per_minute: float) -> None:
+    # Above the share that it bears, one a minute more for each half per cent of the pool.
+    ceiling, due, total, counted = Ceiling(95, per_minute), 0.0, 0, 0
+    for second in range(7200):
+        due += max(0.0, ceiling.share - bears) * 200 / 60
+        new, due = int(due), due % 1
+        total += new
+        counted += new if second >= 3600 else 0
+        ceiling.observe("boot", total, second * S)
+
+    assert counted / 60 == pytest.approx(per_minute / 3, rel=0.15)
+    assert ceiling.share == pytest.approx(bears + per_minute / 3 / 200, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +187,18 @@ def test_a_clock_that_went_back_stops_neither_the_fall_nor_the_rise() -> None:
     for tick in range(40):
         ceiling.observe("boot", 2 * tick, tick * S // 5)
     assert ceiling.share < 0.95
+
+
+def test_a_clock_that_went_back_neither_lowers_the_mark_nor_keeps_it_for_ever() -> None:
+    ceiling = steered([STORM, *((at, 1) for at in range(41, 3600, 11))], until_us=3594 * S)
+    total = 4 + len(range(41, 3600, 11))
+    floor = ceiling.share
+    ceiling.observe("boot", total, 3591 * S)
+    assert ceiling.share >= floor
+    for second in range(330):
+        ceiling.observe("boot", total, second * S)
+
+    assert ceiling.share == pytest.approx(0.95)
 
 
 @given(st.lists(st.tuples(st.integers(-400_000, 400_000), st.integers(0, 5)), max_size=200))

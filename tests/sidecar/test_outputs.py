@@ -172,6 +172,18 @@ def test_answers_that_outgrow_what_was_predicted_are_told_from_one_that_does() -
     assert many.factor == pytest.approx(8.0, rel=0.1)
 
 
+def test_the_bias_of_answers_spread_as_those_of_chats_hardly_moves_by_chance() -> None:
+    source = random.Random(7)
+    lengths = [min(1024, round(source.lognormvariate(5.7, 0.8))) for _ in range(5000)]
+    bias, found = LengthBias(), []
+    for length in lengths:
+        bias.learn(10, length)
+        found.append(bias.factor * 10 * len(lengths) / sum(lengths))
+
+    # The peak is made of it: an eighth too much or too little would be a sixteenth of a pool that is half answers.
+    assert 0.88 < min(found[1000:]) < max(found[1000:]) < 1.12
+
+
 def test_those_that_are_longer_already_count_at_once_and_can_only_tell_of_more() -> None:
     bias = LengthBias()
     for _ in range(50):

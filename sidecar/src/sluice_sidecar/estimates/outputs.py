@@ -20,8 +20,9 @@ TENANT_ANSWERS = 256
 ALL_ANSWERS = 1024
 # Before a tenant has so many, all tenants' answers are its history; before all have, `max_tokens` is.
 LEAST_ANSWERS = 32
-# The bias is that of the last fifty answers or so.
-BIAS_DECAY = 0.98
+# The bias is that of the last two hundred answers or so: that of fifty, of lengths spread as those of chats, moves by a
+# tenth by chance.
+BIAS_DECAY = 0.995
 PRIOR_ANSWERS = 4
 MOST_TENANTS = 256
 
