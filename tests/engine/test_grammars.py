@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from engine.scripted import make_request
 from engine.tiny_model import tiny_tokenizer
+from sluice_engine.core.constraint import ConstraintBroken
+from sluice_engine.core.emissions import Emission
+from sluice_engine.core.request import Outcome
 from sluice_engine.errors import DeadlineMissed, InvalidRequest
 from sluice_engine.protocol.structure import Structure
+from sluice_engine.serving.output import ChoiceOutput
 from sluice_engine.text import grammars as module
 from sluice_engine.text.grammars import Grammars, TokenConstraint
 
@@ -135,4 +142,48 @@ async def test_what_does_not_compile_is_that_requests_and_its_time_counts(
     assert grammars.state().refused_total == 1
     assert grammars.state().compile_us_total > 0
     assert len(await wanted(grammars, "a+", "good")) == 1, "the thread goes on"
+    grammars.close()
+
+
+# Lexers, rows and items of the parser each have a bound.
+_ENDLESS = {
+    "regex": Structure("regex", "(.*a.{200}){5}", "guided_regex"),
+    "lark": Structure("grammar", 'start: "a" start', "structured_outputs.grammar"),
+}
+
+
+def drawn(constraint: TokenConstraint, most: int) -> None:
+    """Draws so many tokens that the grammar allows."""
+    dice, output = random.Random(7), list[int]()
+    for position in range(most):
+        mask = np.frombuffer(constraint.mask(position, output), dtype=np.uint8)
+        output.append(int(dice.choice(np.flatnonzero(np.unpackbits(mask, bitorder="little")))))
+        constraint.took(output[-1])
+
+
+@pytest.mark.parametrize("kind", _ENDLESS)
+async def test_a_grammar_that_grows_beyond_its_bounds_is_the_caller_s_and_spoils_no_other_request(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_LEXER_STATES", 300)  # the tiny model's tokens explore little
+    grammars, structure = Grammars(lambda: 0), _ENDLESS[kind]
+
+    async def one(who: str) -> TokenConstraint:
+        (constraint,) = await grammars.constraints(
+            structure, TOKENIZER, TOKENIZER.vocab_size, request_id=who, count=1, until_us=None
+        )
+        return constraint
+
+    first = await one("first")
+    with pytest.raises(ConstraintBroken):
+        drawn(first, 2000)
+    second = await one("second")
+
+    assert any(second.mask(0, [])), "what the first explored is not the second's"
+    assert grammars.state().compiled_total == 2
+    request = make_request("A", 4, 4)
+    request.constraint = first
+    with pytest.raises(InvalidRequest, match=structure.param) as raised:
+        ChoiceOutput(0, request, TOKENIZER, ()).push(Emission(request, outcome=Outcome.FAILED))
+    assert (raised.value.status, raised.value.code) == (400, "invalid_grammar")
     grammars.close()

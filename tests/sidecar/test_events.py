@@ -82,6 +82,8 @@ def test_the_end_of_a_stream_is_read_from_its_last_bytes() -> None:
     assert (events.output_tokens(end), events.is_complete(end), events.is_expired(end)) == (7, True, False)
     assert events.prompt_tokens(end) == 9
     assert events.is_expired(b'data: {"error": {"code": "deadline_missed"}}\n\n')
+    assert events.is_refused(b'data: {"error": {"code": "invalid_grammar"}}\n\n')
+    assert not events.is_refused(end)
 
 
 @given(st.lists(st.sampled_from([b'"content":"', b'"content": "', b'"text":"', b'"', b"a", b" ", b"{", b"\n\n"])))

@@ -122,7 +122,9 @@ class EventStream:
             return "completed"
         if self._call.cut:
             return self._call.cut
-        return "expired" if events.is_expired(self._tail) else "failed"
+        if events.is_expired(self._tail):
+            return "expired"
+        return "refused" if events.is_refused(self._tail) else "failed"
 
     def _error_event(self) -> bytes:
         if self._call.cut == "expired":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from sluice_engine.core.emissions import Emission
 from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
-from sluice_engine.errors import DeadlineMissed, EngineNotReady, RequestError, RequestFailed
+from sluice_engine.errors import DeadlineMissed, EngineNotReady, InvalidRequest, RequestError, RequestFailed
 from sluice_engine.protocol.reply import CallDelta, FinishReason, Piece, RankedToken, TokenLogprob
+from sluice_engine.text.grammars import TokenConstraint
 from sluice_engine.text.tokenizer import Tokenizer
 from sluice_engine.text.tool_calls import Calling, ToolCallReader
 
@@ -105,6 +106,9 @@ class ChoiceOutput:
 
 
 def _error(emission: Emission) -> RequestError:
+    constraint = emission.request.constraint
+    if isinstance(constraint, TokenConstraint) and constraint.broken:
+        return InvalidRequest.field(constraint.param, constraint.broken, code="invalid_grammar")
     if emission.outcome is Outcome.FAILED:
         return RequestFailed(emission.request.error or "the request failed in the engine")
     if emission.outcome is Outcome.EXPIRED:

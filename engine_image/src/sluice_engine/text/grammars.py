@@ -32,8 +32,12 @@ T = TypeVar("T")
 # The compiler recurses: one definition of a schema that leads to the next takes some 100 KB, and 64 KiB of schema hold
 # 2,000 of them. Of a stack only what was touched is memory.
 _STACK_BYTES = 512 * 2**20
-# A few megabytes each at worst.
-MOST_KEPT = 64
+# With what its requests have explored, one takes some ten megabytes at worst.
+MOST_KEPT = 32
+# What is explored of regular expressions as tokens are drawn, a third of a kilobyte each. 64 KiB of random words in an
+# enum have half as many, `(.*a.{200}){5}` has more than fit any memory. Up to here its masks take 3 ms; up to the
+# library's own bound, 250,000, they took 40.
+_MOST_LEXER_STATES = 30_000
 # Each is compiled in milliseconds, at worst in half a second; four tools with 64 KiB of schema each took 1.5 s.
 MOST_WAITING = 64
 _NOTHING_FITS = ("NoExtension", "NoExtensionBias")
@@ -45,19 +49,34 @@ _MOST_SAID = 300
 class _Pending:
     """A grammar that is being compiled, or waits for that."""
 
-    future: Future[LLMatcher | str]
-    done: asyncio.Future[LLMatcher | str]
+    future: Future[_Compiled | str]
+    done: asyncio.Future[_Compiled | str]
     """The same, for the event loop."""
     waiters: dict[str, int] = field(default_factory=dict)
     """Requests, and since when they wait."""
 
 
+@dataclass(slots=True)
+class _Compiled:
+    """A grammar at its beginning."""
+
+    matcher: LLMatcher
+    is_spent: bool = False
+    """A request came to a bound of the compiler in it. All of its copies share what was explored of its regular
+    expressions, and beyond a bound none of them goes on."""
+
+
 class TokenConstraint:
     """One request's way through its grammar."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, compiled: _Compiled, param: str = "") -> None:
+        """`param`: the field that the grammar stood in."""
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
         self._taken = 0
+        self.param = param
+        self.broken = ""
+        """Why the grammar could not go on, where that is the grammar's own doing."""
 
     def mask(self, position: int, output: Sequence[int]) -> bytes:
         """See `Constraint`."""
@@ -68,18 +87,27 @@ class TokenConstraint:
             self.took(token_id)
         if self._taken != position:
             raise ConstraintBroken("a token was sampled that its grammar was not told of")
-        mask = _guarded(self._matcher.compute_bitmask)
+        mask = self._asked(self._matcher.compute_bitmask)
         if self._matcher.is_error() or not any(mask):
-            raise ConstraintBroken(f"its grammar cannot go on: {_said(self._matcher.get_error()) or 'no token fits'}")
+            raise self._end(_said(self._matcher.get_error()) or "no token fits")
         return mask
 
     def took(self, token_id: int) -> None:
         """See `Constraint`."""
-        if not _guarded(lambda: self._matcher.consume_token(token_id)):
-            raise ConstraintBroken(
-                f"its grammar does not take the token {token_id}: {_said(self._matcher.get_error())}"
-            )
+        if not self._asked(lambda: self._matcher.consume_token(token_id)):
+            raise self._end(_said(self._matcher.get_error()) or f"it does not take the token {token_id}")
         self._taken += 1
+
+    def _asked(self, call: Callable[[], T]) -> T:
+        try:
+            return _guarded(call)
+        except ConstraintBroken as error:
+            raise self._end(str(error)) from error
+
+    def _end(self, why: str) -> ConstraintBroken:
+        self._compiled.is_spent = True
+        self.broken = f"the answer could not go on after {self._taken} tokens: {why}"
+        return ConstraintBroken(f"its grammar: {self.broken}")
 
 
 class Grammars:
@@ -90,7 +118,7 @@ class Grammars:
         self._clock = clock
         self._thread: ThreadPoolExecutor | None = None
         self._tokens: LLTokenizer | None = None
-        self._kept: OrderedDict[tuple[str, str], LLMatcher | str] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], _Compiled | str] = OrderedDict()
         """By kind and source: what came of it, or why nothing did."""
         self._pending: dict[tuple[str, str], _Pending] = {}
         self.found_total = 0
@@ -134,14 +162,14 @@ class Grammars:
         """
         key = structure.kind, structure.source
         compiled = self._kept.get(key)
-        if compiled is None:
+        if compiled is None or (isinstance(compiled, _Compiled) and compiled.is_spent):
             compiled = await self._compiled(key, structure, tokenizer, vocab_size, request_id, until_us)
         else:
             self._kept.move_to_end(key)
             self.found_total += 1
         if isinstance(compiled, str):
             raise InvalidRequest.field(structure.param, compiled, code="invalid_grammar")
-        return [TokenConstraint(compiled.deep_copy()) for _ in range(count)]
+        return [TokenConstraint(compiled, structure.param) for _ in range(count)]
 
     def close(self) -> None:
         """Compile no more; one that is being compiled ends by itself."""
@@ -156,7 +184,7 @@ class Grammars:
         vocab_size: int,
         request_id: str,
         until_us: int | None,
-    ) -> LLMatcher | str:
+    ) -> _Compiled | str:
         pending = self._pending.get(key)
         if pending is None:
             if sum(len(each.waiters) for each in self._pending.values()) >= MOST_WAITING:
@@ -180,7 +208,7 @@ class Grammars:
         future = self._started().submit(self._compile, structure, tokenizer, vocab_size)
         pending = self._pending[key] = _Pending(future, asyncio.wrap_future(future))
 
-        def ended(done: asyncio.Future[LLMatcher | str]) -> None:
+        def ended(done: asyncio.Future[_Compiled | str]) -> None:
             if done.cancelled():
                 return
             del self._pending[key]
@@ -190,7 +218,7 @@ class Grammars:
         pending.done.add_done_callback(ended)
         return pending
 
-    def _keep(self, key: tuple[str, str], compiled: LLMatcher | str) -> None:
+    def _keep(self, key: tuple[str, str], compiled: _Compiled | str) -> None:
         self._kept[key] = compiled
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
@@ -211,23 +239,24 @@ class Grammars:
 
     # In the thread.
 
-    def _compile(self, structure: Structure, tokenizer: Tokenizer, vocab_size: int) -> LLMatcher | str:
+    def _compile(self, structure: Structure, tokenizer: Tokenizer, vocab_size: int) -> _Compiled | str:
         """The grammar at its beginning, or why there is none."""
         if self._tokens is None:
             self._tokens = _tokens(tokenizer, vocab_size)
-        begun = time.thread_time_ns()
+        since_ns = time.thread_time_ns()
         try:
             tokens = self._tokens
-            return _guarded(lambda: _begun(tokens, structure))
+            begun = _guarded(lambda: _begun(tokens, structure))
+            return begun if isinstance(begun, str) else _Compiled(begun)
         except ConstraintBroken as error:
             return str(error)
         finally:
-            self.compile_us_total += (time.thread_time_ns() - begun) // 1000
+            self.compile_us_total += (time.thread_time_ns() - since_ns) // 1000
 
 
 def _begun(tokens: LLTokenizer, structure: Structure) -> LLMatcher | str:
     """A grammar before its first token, or why there is none."""
-    from llguidance import LLMatcher  # noqa: PLC0415  # half of a second at its first use is nobody's start
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  # half of a second at its first use is nobody's start
 
     if structure.kind == "tools":
         # Each by itself first: so it can be said which one is wrong, and that something follows each.
@@ -235,7 +264,8 @@ def _begun(tokens: LLTokenizer, structure: Structure) -> LLMatcher | str:
             problem = _begun(tokens, Structure("json_schema", schema, structure.param))
             if isinstance(problem, str):
                 return f"{what}: {problem}"
-    matcher = LLMatcher(tokens, _grammar(structure), log_level=0)
+    limits = LLParserLimits(max_lexer_states=_MOST_LEXER_STATES)
+    matcher = LLMatcher(tokens, _grammar(structure), log_level=0, limits=limits)
     if not matcher.is_error():
         # A grammar may be sound and have no first token: nothing follows it, and nobody needs to run to find out.
         first = matcher.deep_copy()

@@ -25,6 +25,7 @@ _USAGE = re.compile(rb'"completion_tokens":\s*(\d+)')
 _PROMPT_USAGE = re.compile(rb'"prompt_tokens":\s*(\d+)')
 _STOPPED = re.compile(rb'"finish_reason":\s*"(?:stop|tool_calls)"')
 _EXPIRED = re.compile(rb'"code":\s*"deadline_missed"')
+_REFUSED = re.compile(rb'"code":\s*"invalid_grammar"')
 _DONE = re.compile(rb"data: ?\[DONE\]\s*$")
 _ENDS = (b"\n\n", b"\r\n\r\n")
 
@@ -89,3 +90,8 @@ def is_complete(tail: bytes) -> bool:
 def is_expired(tail: bytes) -> bool:
     """Whether the engine gave it up for its deadline."""
     return _EXPIRED.search(tail) is not None
+
+
+def is_refused(tail: bytes) -> bool:
+    """Whether the engine gave it up for what the request asked for: a grammar that cannot go on."""
+    return _REFUSED.search(tail) is not None
