@@ -64,7 +64,7 @@ def changed(path: str, value: object) -> str:
             "model.source", {"demo": "a", "claim": "c"}, "model.source.claim: belongs to path", id="claim-alone"
         ),
         pytest.param("model.source", None, "engine.json.model.source: must be an object, not null", id="null"),
-        pytest.param("accelerator_count", 2, "accelerator_count: must be 0 (CPU) or 1", id="two-accelerators"),
+        pytest.param("accelerator_count", 9, "accelerator_count: must be 0 (CPU) to 8, not 9", id="nine-accelerators"),
         pytest.param("scheduling.token_budget", 0, "scheduling.token_budget: must be at least 1", id="zero-budget"),
     ],
 )

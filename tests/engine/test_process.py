@@ -379,3 +379,55 @@ async def test_a_task_beside_the_engine_that_breaks_is_told(caplog: pytest.LogCa
 
     (record,) = caplog.records
     assert (record.levelname, record.__dict__["task"]) == ("ERROR", "following live.json")
+
+
+# ---------------------------------------------------------------------- several ranks
+
+
+@pytest.mark.slow
+async def test_no_rank_outlives_another_and_its_death_is_told(folder: Path, model: Path) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
+    async with running(folder, model, tensor_parallel=2) as (process, http):
+        (follower,) = children(process.pid)
+        async with http.post("/v1/chat/completions", json=chat) as response:
+            await response.content.readline()
+            os.kill(follower, signal.SIGKILL)
+            text = (await response.content.read()).decode()
+        _, errors = await asyncio.to_thread(process.communicate, None, 30)
+
+    words = f"RankFailed: rank 1 of 2 (process {follower}) was killed by SIGKILL"
+    assert f"rank 1 of 2 (process {follower}) was killed by SIGKILL" in text
+    assert "[DONE]" not in text
+    assert process.returncode == 1
+    assert errors.splitlines()[-1] == words
+    assert (folder / "last-words").read_text() == words + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 0)])
+async def test_the_other_ranks_end_with_the_first(
+    folder: Path, model: Path, number: signal.Signals, status: int
+) -> None:
+    async with running(folder, model, tensor_parallel=2) as (process, _):
+        (follower,) = children(process.pid)
+        process.send_signal(number)
+        # The pipe of its errors is the other rank's, too: its end is the end of both.
+        _, errors = await asyncio.to_thread(process.communicate, None, 30)
+
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert has_ended(follower)
+
+
+def has_ended(pid: int) -> bool:
+    """Also of an orphan that nobody has asked about yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]

@@ -319,7 +319,7 @@ def test_weights_that_give_no_number_end_the_start(tmp_path: Path) -> None:
 def test_weights_that_memory_cannot_hold_are_refused_before_they_are_read(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_engine.compute.runner.free_memory_bytes", lambda _device: 100_000)
+    monkeypatch.setattr("sluice_engine.compute.loading.free_memory_bytes", lambda _device: 100_000)
     read: list[str] = []
     monkeypatch.setattr(
         "sluice_engine.model_files.weights_safetensors.SafetensorsTensors.read", lambda _self, name: read.append(name)

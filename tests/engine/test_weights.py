@@ -17,6 +17,8 @@ from engine.gguf_file import make_gguf, round_like
 from engine.reference import Reference, greedy, load_runner, run
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.model_files.shard import Shard
+from sluice_engine.model_files.tensor_shapes import expected_shapes
 from sluice_engine.model_files.weights import load, open_tensors
 from sluice_engine.model_files.weights_gguf import GGUFTensors, can_read
 from tiny_model import make_tiny_llama
@@ -297,3 +299,59 @@ def test_a_gguf_that_is_cut_short_is_one_line(tmp_path: Path, share: float) -> N
     assert "\n" not in str(caught.value)
     if share > 0.1:
         assert "tensor" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", [None, gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_1])
+def test_the_shards_of_all_ranks_are_the_whole_model(
+    tmp_path: Path, kind: gguf.GGMLQuantizationType | None, size: int
+) -> None:
+    """Also where a rank's columns begin within a block: with four ranks, at 16 of 32."""
+    path = make_tiny_llama(tmp_path / "model", tied_head=False)
+    if kind is not None:
+        path = make_gguf(path, tmp_path / "model.gguf", kind=kind)
+    tensors = open_tensors(path)
+
+    for name, shape in expected_shapes(tensors.architecture).items():
+        cuts = [Shard(rank, size).cut(name, shape) for rank in range(size)]
+        if cuts[0] is None:
+            assert cuts == [None] * size
+            continue
+        parts = [tensors.read(name, cut) for cut in cuts]
+        assert torch.equal(torch.cat(parts, dim=cuts[0].dimension), tensors.read(name)), name
+        assert all(part.numel() * size == tensors.read(name).numel() for part in parts), name
+
+
+def test_a_block_is_never_taken_apart(tmp_path: Path) -> None:
+    """64 columns in blocks of 32: two ranks have whole ones, four have none, and their values all the same."""
+    path = make_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "model.gguf")
+    tensors = open_tensors(path)
+    name, rows = "model.layers.0.self_attn.o_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+    whole = tensors.blocks(name)
+    assert whole is not None
+
+    halves = [tensors.blocks(name, Shard(rank, 2).cut(name, (64, 64))) for rank in range(2)]
+    assert torch.equal(torch.cat([half.data for half in halves if half is not None], dim=1), whole.data)
+    assert tensors.blocks(name, Shard(1, 4).cut(name, (64, 64))) is None
+    quarter = tensors.blocks(rows, Shard(1, 4).cut(rows, (64, 64)))
+    assert quarter is not None
+    assert len(quarter.data) == 16
+
+
+def test_a_bias_that_follows_a_sum_over_ranks_is_added_once(tmp_path: Path) -> None:
+    path = make_tiny_llama(tmp_path / "model", config={"attention_bias": True, "mlp_bias": True})
+    tensors = open_tensors(path)
+    layers = [
+        next(load(tensors, torch.float32, torch.device("cpu"), lambda _: None, shard=Shard(rank, 2)).layers)
+        for rank in range(2)
+    ]
+
+    assert [layer.attention_out_bias is None for layer in layers] == [False, True]
+    assert [layer.down_bias is None for layer in layers] == [False, True]
+    assert [bias.shape for layer in layers if (bias := layer.qkv_bias) is not None] == [(64,), (64,)]
+
+
+def test_the_vocabulary_is_split_though_it_does_not_divide() -> None:
+    rows = [Shard(rank, 4).vocabulary(10) for rank in range(4)]
+
+    assert [(cut.first, cut.end) for cut in rows] == [(0, 3), (3, 6), (6, 9), (9, 10)]

@@ -20,7 +20,7 @@ VALID = sorted(path for path in scene.EXAMPLES.glob("*.yaml") if not path.name.s
 BROKEN = [
     "invalid-block-of-twelve", "invalid-duration-without-unit", "invalid-name-too-long", "invalid-name-with-dot",
     "invalid-no-model", "invalid-percent-of-hundred", "invalid-quota-of-nothing", "invalid-relative-path",
-    "invalid-replicas-as-text", "invalid-secret-name", "invalid-strategy-unknown", "invalid-two-devices",
+    "invalid-replicas-as-text", "invalid-secret-name", "invalid-strategy-unknown", "invalid-nine-devices",
     "invalid-unknown-field", "invalid-class-unknown", "invalid-victim-unknown", "invalid-capacity-of-nothing",
 ]  # fmt: skip
 

@@ -576,12 +576,12 @@ async def test_a_spec_that_cannot_be_understood_changes_nothing(world: World) ->
 
 async def test_a_value_that_only_a_newer_version_allows_is_named_in_the_status(world: World) -> None:
     service = world.service()
-    service.body["spec"]["accelerator"]["count"] = 2
+    service.body["spec"]["accelerator"]["count"] = 9
 
     assert await world.look(service) == ["status", "event"]
     failure = world.cluster.statuses[-1]["failure"]
     assert failure["reason"] == "InvalidSpec"
-    assert "accelerator_count: must be 0 (CPU) or 1" in failure["message"]
+    assert "accelerator_count: must be 0 (CPU) to 8, not 9" in failure["message"]
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Service", "ConfigMap"])

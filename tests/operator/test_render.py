@@ -59,7 +59,7 @@ def test_the_programs_read_the_very_files_that_are_rendered() -> None:
     chunk=st.none() | st.integers(16, 100_000),
     replicas=st.integers(0, 1000),
     capacity=st.integers(1, 10**12),
-    count=st.integers(0, 1),
+    count=st.integers(0, 8),
     drain_s=st.integers(1, 3600),
 )
 def test_the_same_spec_gives_the_same_bytes(
@@ -452,6 +452,21 @@ def test_a_device_is_asked_for_by_its_own_name() -> None:
 
     assert with_device["limits"] == {"example.com/npu": "1"}
     assert "limits" not in without
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(0, 1), (1, 1), (4, 4)])
+def test_every_device_has_a_rank_of_its_own_in_one_container(count: int, ranks: int) -> None:
+    spec = scene.spec({"accelerator": {"count": count}, "cache": {"capacity": "1Gi"}})
+    pod = pod_of(spec)
+    engine = next(container for container in pod["containers"] if container["name"] == "engine")
+    config = files(spec, Paths()).engine
+
+    assert (config.accelerator_count, config.tensor_parallel) == (count, ranks)
+    assert engine["resources"].get("limits", {}).get("nvidia.com/gpu") == (str(count) if count else None)
+    # NCCL's ranks meet in shared memory, of which a container has 64 MiB of its own.
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == "sluice-shm")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "1Gi"}
+    assert {"name": "sluice-shm", "mountPath": "/dev/shm"} in engine["volumeMounts"]
 
 
 def test_a_variable_of_the_users_own_wins() -> None:

@@ -14,6 +14,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -33,7 +34,7 @@ from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import register
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.serving.server import EngineServer, Sources
-from sluice_engine.serving.service import EngineService
+from sluice_engine.serving.service import ENGINE_THREAD, EngineService
 from sluice_engine.serving.socket_file import bound_with_mode, claim
 
 log = logging.getLogger("sluice_engine")
@@ -84,7 +85,11 @@ def main(argv: list[str] | None = None) -> int:
         Path(config.termination_message_path).write_text(last_words + "\n", encoding="utf-8")
     except OSError as error:
         log.info("termination message not written", extra={"error": str(error)})
-    return 2 if code == "InvalidConfig" else 1
+    status = 2 if code == "InvalidConfig" else 1
+    if any(thread.name == ENGINE_THREAD and thread.is_alive() for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(status)  # it waits for a rank that has ended, and would wait on
+    return status
 
 
 def _read(path: Path) -> bytes:
@@ -196,9 +201,10 @@ def _service(config: EngineConfig, live: LiveConfig) -> EngineService:
     def load(progress: Callable[[LoadingProgress], None]) -> LoadedEngine:
         from sluice_engine.start import load_engine  # noqa: PLC0415  # seconds of torch: the server answers meanwhile
 
-        return load_engine(config, live, clock, progress)
+        return load_engine(config, live, clock, progress, service.lose)
 
-    return EngineService(load, clock)
+    service = EngineService(load, clock)
+    return service
 
 
 async def _signal_or_end(service: EngineService) -> None:

@@ -23,6 +23,9 @@ Resume = Literal["Auto", "Recompute", "Swap"]
 SpeculationMethod = Literal["Disabled", "PromptLookup"]
 VictimPolicy = Literal["Last", "LeastComputed", "MostBlocksPerMillisecond", "LowestPriority", "MostSlack"]
 
+MAX_RANKS = 8
+"""Of one pod, whose devices are of one machine."""
+
 
 def require(holds: bool, field_name: str, problem: str) -> None:  # noqa: FBT001  # reads as a claim
     """Raise `InvalidConfig` unless the claim holds."""
@@ -232,6 +235,8 @@ class EngineConfig:
     adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
     accelerator_count: int = 0
     """GPUs; 0 computes on the CPU."""
+    tensor_parallel: int = 1
+    """Processes that compute the model together, each on a GPU of its own; on a CPU, for development, its share."""
     socket_path: str = "/run/sluice/engine.sock"
     live_path: str = "/etc/sluice/live/live.json"
     table_dir: str = "/var/cache/sluice"
@@ -240,11 +245,17 @@ class EngineConfig:
     """Where the last words go that Kubernetes shows in the container's status."""
 
     def __post_init__(self) -> None:
-        """Check the device."""
-        require(self.accelerator_count in {0, 1}, "accelerator_count", "must be 0 (CPU) or 1")
+        """Check the devices."""
+        count, ranks = self.accelerator_count, self.tensor_parallel
+        require(0 <= count <= MAX_RANKS, "accelerator_count", f"must be 0 (CPU) to {MAX_RANKS}, not {count}")
+        require(1 <= ranks <= MAX_RANKS, "tensor_parallel", f"must be 1 to {MAX_RANKS}, not {ranks}")
+        require(
+            count in {0, ranks}, "tensor_parallel", f"is {ranks}, and accelerator_count {count}: a rank has one GPU"
+        )
         if self.adapters.are_served:
-            one_device = self.accelerator_count <= 1
-            require(one_device, "adapters", f"run on one device alone; accelerator_count is {self.accelerator_count}")
+            require(
+                max(count, ranks) <= 1, "adapters", f"run on one device alone; accelerator_count is {max(count, ranks)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

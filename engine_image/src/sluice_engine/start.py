@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_engine.calibrate import calibrate, keep, kept_path
+from sluice_engine.compute.ranks import Lost
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import EngineConfig, LiveConfig, ModelSource
 from sluice_engine.core.assemble import assemble
@@ -30,8 +31,9 @@ def load_engine(
     live: LiveConfig,
     clock: Callable[[], int],
     progress: Callable[[LoadingProgress], None],
+    lost: Lost,
 ) -> LoadedEngine:
-    """An engine that can run.
+    """An engine that can run; `lost` is told, in any thread, when a part of it has ended for good.
 
     Raises:
         ModelUnavailable: the model cannot be loaded.
@@ -41,7 +43,7 @@ def load_engine(
     tokenizer = load_tokenizer(config.model.source)
     tools = tokenizer.tools
     log.info("chat template", extra={"tools": tools if isinstance(tools, str) else tools.form.family})
-    runner = TorchRunner.load(config, progress)
+    runner = TorchRunner.load(config, progress, lost)
     progress(LoadingProgress(stage="step_table"))
 
     def measured(done: int, of: int) -> None:

@@ -44,6 +44,11 @@ class KVCache:
         """A block that no request owns: synthetic steps write to it."""
         return self.num_blocks
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes on the device."""
+        return sum(layer.numel() * layer.itemsize for layer in self._layers)
+
     def write(self, layer: int, kv_rows: Tensor, keys_values: Tensor) -> None:
         """Store tokens' keys and values [T, 2 G D] at the given rows."""
         self._layers[layer].index_copy_(0, kv_rows, keys_values)

@@ -23,17 +23,21 @@ _FLOAT16_FLAGS = {"avx512_fp16", "amx_fp16"}
 _NO_LIMIT = 1 << 60
 
 
-def choose_device(accelerator_count: int) -> torch.device:
-    """The GPU where one is asked for, else the CPU.
+def choose_device(accelerator_count: int, rank: int = 0) -> torch.device:
+    """The rank's GPU where any are asked for, else the CPU.
 
     Raises:
-        InvalidConfig: a GPU is asked for and torch sees none.
+        InvalidConfig: GPUs are asked for and torch sees none, or fewer.
     """
     if accelerator_count == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise InvalidConfig("accelerator_count", f"is {accelerator_count}, but torch sees no GPU on this machine")
-    return torch.device("cuda", 0)
+    if torch.cuda.device_count() < accelerator_count:
+        problem = f"is {accelerator_count}, but torch sees {torch.cuda.device_count()} GPUs on this machine"
+        raise InvalidConfig("accelerator_count", problem)
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)
 
 
 def choose_dtype(wanted: DataType, device: torch.device, root: Path = Path("/")) -> torch.dtype:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from sluice_engine.compute.adapters import AdapterStore, StepAdapters
+from sluice_engine.compute.step_message import Share
 from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.plan import NO_POSITIONS, Ints, ScheduledRequest, StepPlan, TableChange
+from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, TableChange
 from sluice_engine.kernels.library import Tiles
 
 # Blocks of padding that cost as much as attending to one more bucket: kernels of about 60 µs a layer against copies of
@@ -169,25 +170,35 @@ class StepBuilder:
     def build(self, plan: StepPlan) -> StepInputs:
         """The inputs of a step that is not empty."""
         self._slots.apply(plan.table_changes)
-        decodes, starts = plan.decodes.slots, plan.decode_starts
-        short = [chunk for chunk in plan.chunks if chunk.num_tokens == 1]
-        long = [chunk for chunk in plan.chunks if chunk.num_tokens > 1]
+        slots = plan.decodes.slots
+        return self.inputs(slots, plan.decode_starts, self._slots.last_tokens[slots], plan.chunks)
+
+    def last_tokens(self, slots: Ints) -> Ints:
+        """What the decodes of these slots begin with."""
+        return self._slots.last_tokens[slots]
+
+    def inputs(self, decodes: Ints, starts: Ints, tokens: Ints, shares: Sequence[Share]) -> StepInputs:
+        """The inputs of a step whose tables are known: decodes that compute `tokens` at `starts`, then the others."""
+        short = [share for share in shares if share.num_tokens == 1]
+        long = [share for share in shares if share.num_tokens > 1]
         singles = _shares(decodes, starts, short)
         by_length = np.argsort(-singles.ends, kind="stable")
         chunks = _shares(NO_POSITIONS, NO_POSITIONS, long)
-        for shares in (singles, chunks):
-            self._slots.check(shares.slots, -(-shares.ends // self._block_tokens))
-        single_tokens = np.concatenate([self._slots.last_tokens[decodes], _tokens(short)])
+        for part in (singles, chunks):
+            self._slots.check(part.slots, -(-part.ends // self._block_tokens))
+        single_tokens = np.concatenate([tokens, _tokens(short)])
         positions = np.concatenate([singles.ends[by_length] - 1, *(np.arange(c.start, _end(c)) for c in long)])
         slots = np.concatenate([singles.slots[by_length], np.repeat(chunks.slots, chunks.counts)])
         size = self._block_tokens
         # Where each of the plan's sampling rows lies in the batch: singles by length, then the last row of each chunk.
         row_of_single = np.empty_like(by_length)
         row_of_single[by_length] = np.arange(len(by_length))
-        last_rows = dict(zip(long, (len(by_length) + np.cumsum(chunks.counts) - 1).tolist(), strict=True))
-        last_rows |= zip(short, row_of_single[len(decodes) :].tolist(), strict=True)
-        sampling = [row for chunk in plan.chunks for row in chunk.sampling()]
-        chunk_rows = [last_rows[chunk] - back for chunk in plan.chunks for back in range(chunk.num_sampled - 1, -1, -1)]
+        last_of_chunks = (len(by_length) + np.cumsum(chunks.counts) - 1).tolist()
+        last_rows = {share.slot: row for share, row in zip(long, last_of_chunks, strict=True)}
+        rows_of_short = row_of_single[len(decodes) :].tolist()
+        last_rows |= {share.slot: row for share, row in zip(short, rows_of_short, strict=True)}
+        sampling = [row for share in shares for row in share.sampling()]
+        chunk_rows = [last_rows[share.slot] - back for share in shares for back in range(share.num_sampled - 1, -1, -1)]
         rows = np.concatenate([row_of_single[: len(decodes)], _ints(chunk_rows)])
         sampled = _shares(decodes, starts, sampling)
         order = np.argsort(-sampled.ends, kind="stable")
@@ -272,7 +283,7 @@ class StepBuilder:
                 window_mask = self._mask(torch.from_numpy(beyond | (at < ends[:, None] - window)))[:, None, None, :]
         return SingleBucket(first, len(slots), self._tensor(tables.reshape(-1)), int(ends[0]), mask, window_mask)
 
-    def _chunks(self, chunks: list[ScheduledRequest], first: int) -> Iterator[Chunk]:
+    def _chunks(self, chunks: Sequence[Share], first: int) -> Iterator[Chunk]:
         for chunk in chunks:
             start, num_rows, end = chunk.start, chunk.num_tokens, _end(chunk)
             window = self._window if self._window is not None and end > self._window else None
@@ -300,16 +311,16 @@ def _ints(values: list[int]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _end(chunk: ScheduledRequest) -> int:
+def _end(chunk: Share) -> int:
     return chunk.start + chunk.num_tokens
 
 
-def _tokens(chunks: list[ScheduledRequest]) -> Ints:
+def _tokens(chunks: Sequence[Share]) -> Ints:
     """What these chunks compute."""
     return _ints([token for chunk in chunks for token in chunk.tokens])
 
 
-def _shares(slots: Ints, starts: Ints, chunks: list[ScheduledRequest]) -> _Shares:
+def _shares(slots: Ints, starts: Ints, chunks: Sequence[Share]) -> _Shares:
     """Decodes, then chunks."""
     return _Shares(
         np.concatenate([slots, _ints([chunk.slot for chunk in chunks])]),

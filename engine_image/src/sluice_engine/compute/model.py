@@ -12,6 +12,7 @@ from torch.nn.functional import embedding, silu
 
 from sluice_engine.compute.adapters import StepAdapters
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles
+from sluice_engine.compute.group import Group
 from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.linear import Linear
 from sluice_engine.kernels.library import Blocks, Kernels
@@ -45,8 +46,14 @@ class Layer:
 class Model:
     """A decoder-only model on one device."""
 
-    def __init__(self, weights: Weights, max_length_tokens: int, kernels: Kernels | None) -> None:
-        """`kernels`: own kernels for what is not a matrix product; torch's operators where there are none."""
+    def __init__(
+        self, weights: Weights, max_length_tokens: int, kernels: Kernels | None, group: Group | None = None
+    ) -> None:
+        """`kernels`: own kernels for what is not a matrix product; torch's operators where there are none.
+
+        `group`: the ranks that hold the other shards of these weights.
+        """
+        self.group = group if group is not None else Group()
         self._kernels = kernels
         shape = weights.architecture
         self.architecture = shape
@@ -83,7 +90,10 @@ class Model:
         return self._kernels is not None
 
     def forward(self, inputs: StepInputs, cache: KVCache) -> Tensor:
-        """Logits [S, V] in float32 of the sampling rows; their and all other rows' KV is in the cache afterwards."""
+        """Logits [S, V] in float32 of the sampling rows; their and all other rows' KV is in the cache afterwards.
+
+        Of several ranks the first alone has all logits.
+        """
         x = embedding(inputs.token_ids, self._embedding)
         turns = self._turns if self._kernels else self._turns[inputs.positions]
         *layers, last = self._layers
@@ -114,7 +124,8 @@ class Model:
                 for bucket in inputs.sample_buckets
             ])  # fmt: skip
         x = self._after_attention(last, x, attended.view(len(x), -1), inputs.sample_adapters, index)
-        return self._head(self._norm(x, self._final_norm)).float()
+        logits = self._head(self._norm(x, self._final_norm)).float()
+        return self.group.beside_each_other(logits, self.architecture.vocab_size)
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""
@@ -177,7 +188,7 @@ class Model:
     def _after_attention(
         self, layer: Layer, x: Tensor, attended: Tensor, adapters: StepAdapters | None, index: int
     ) -> Tensor:
-        x = layer.attention_out.add_to(x, attended)
+        x = self._plus(x, layer.attention_out, attended)
         if adapters is not None:
             adapters.add(index, "attention_out", attended, x)
         left_out = layer.gate_up.left_out(len(x))
@@ -190,10 +201,14 @@ class Model:
         else:
             gate, up = gate_up.chunk(2, dim=-1)
             inner = silu(gate).mul_(up)
-        x = layer.down.add_to(x, inner)
+        x = self._plus(x, layer.down, inner)
         if adapters is not None:
             adapters.add(index, "down", inner, x)
         return x
+
+    def _plus(self, x: Tensor, linear: Linear, inner: Tensor) -> Tensor:
+        """The residual plus a product, which is summed over the ranks that hold its columns."""
+        return linear.add_to(x, inner) if self.group.shard.size == 1 else x + self.group.total(linear(inner))
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """Rows divided by their root mean square; no weight where it is in the matrix that follows."""

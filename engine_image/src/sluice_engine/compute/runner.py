@@ -1,17 +1,15 @@
-"""Computes steps with torch: loads the model, sizes the KV pool, runs a plan's forward pass and samples.
+"""Computes steps with torch: runs a plan's forward pass and samples, and has the other ranks run it too.
 
-Owns the device's memory. It knows no scheduling: blocks, slots and order come with the plan. Start with
-`TorchRunner.load`, then `execute`.
+Owns the device's memory; what is loaded and how large the pools are is `loading`. It knows no scheduling: blocks, slots
+and order come with the plan. Start with `TorchRunner.load`, then `execute`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,30 +17,22 @@ from torch import Tensor
 
 from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.attention import KVCache
-from sluice_engine.compute.device import (
-    choose_device,
-    choose_dtype,
-    cpu_flags,
-    describe,
-    dtype_name,
-    free_memory_bytes,
-    usable_cores,
-)
-from sluice_engine.compute.inputs import StepBuilder
+from sluice_engine.compute.device import dtype_name
+from sluice_engine.compute.inputs import StepBuilder, StepInputs
+from sluice_engine.compute.loading import Loaded, Opened, out_of_memory
 from sluice_engine.compute.model import Model
+from sluice_engine.compute.ranks import Lost, Ranks
 from sluice_engine.compute.sampler import Sampler, Samples
+from sluice_engine.compute.step_message import StepMessage
 from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
-from sluice_engine.config import CacheConfig, EngineConfig, preloaded_key
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.link import Link
+from sluice_engine.core.loop import RunnerLost
 from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, StepResult
 from sluice_engine.core.state import LoadingProgress
-from sluice_engine.errors import AdapterRefused, InvalidConfig, ModelUnavailable
-from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels, rows_per_tile
-from sluice_engine.model_files.architecture import Architecture
-from sluice_engine.model_files.quantization import check as check_quantization
-from sluice_engine.model_files.sources import resolve
-from sluice_engine.model_files.weights import Tensors, load, open_tensors
-from sluice_engine.sizes import bytes_in_words
+from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.library import rows_per_tile
+from sluice_engine.model_files.shard import Shard
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +49,15 @@ class TorchRunner:
         *,
         num_host_blocks: int = 0,
         adapters: AdapterStore | None = None,
+        ranks: Ranks | None = None,
+        weight_bytes: int = 0,
     ) -> None:
+        """`ranks`: the others, if this is the first of several; `weight_bytes`: what the model takes here."""
+        self._ranks = ranks
+        self.memory_bytes = weight_bytes + cache.num_bytes
+        """Of weights and KV pool, of this rank."""
+        self.rank_bytes: tuple[int, ...] = (self.memory_bytes,)
+        """The same of every rank."""
         self._model = model
         self._cache = cache
         self._host = cache.host_blocks(num_host_blocks) if num_host_blocks else None
@@ -92,66 +90,90 @@ class TorchRunner:
         self.description = description
 
     @classmethod
-    def load(cls, config: EngineConfig, progress: Callable[[LoadingProgress], None]) -> TorchRunner:
-        """A runner ready to execute.
+    def load(
+        cls,
+        config: EngineConfig,
+        progress: Callable[[LoadingProgress], None],
+        lost: Lost = lambda _code, _words: None,
+    ) -> TorchRunner:
+        """A runner ready to execute, and with `tensor_parallel` its other ranks.
+
+        `lost` is told, in another thread, when one of those ends: a step may then wait for it for good.
 
         Raises:
             ModelUnavailable: missing, damaged, not supported, or too large for the memory.
             InvalidConfig: the device, type, length or cache that is asked for is not there.
         """
-        device = choose_device(config.accelerator_count)
-        dtype = choose_dtype(config.model.data_type, device)
-        if device.type == "cpu":
-            torch.set_num_threads(usable_cores())
-        path = resolve(config.model.source)
-        tensors = open_tensors(path)
-        architecture = tensors.architecture
-        max_length = _max_length(config.model.max_length_tokens, architecture)
-        kernels = _kernels(architecture, dtype, device)
-        quantization = config.model.quantization
-        check_quantization(quantization, architecture, device)
-        _check_memory(path, architecture, dtype, free_memory_bytes(device))
+        opened = Opened.of(config, Shard(0, config.tensor_parallel))
+        if config.tensor_parallel == 1:
+            loaded = opened.load(progress)
+            sizes = opened.pools(loaded.free_bytes)
+            progress(LoadingProgress(stage="warmup"))
+            return cls.of(opened, loaded, sizes)
+        ranks = Ranks(config, lost)
+        try:
+            ranks.answers()
+            loaded = opened.load(progress, ranks.store)
+            free_bytes = min(loaded.free_bytes, *(free for (free,) in ranks.answers()))
+            sizes = opened.pools(free_bytes)
+            progress(LoadingProgress(stage="warmup"))
+            ranks.tell(sizes)
+            runner = cls.of(opened, loaded, sizes, ranks)
+            runner.rank_bytes = (runner.memory_bytes, *(taken for (taken,) in ranks.answers()))
+        except BaseException as error:
+            words = ranks.failure
+            ranks.close()
+            if words is not None and isinstance(error, RuntimeError | RunnerLost):  # a group whose rank has died
+                raise ModelUnavailable(words[1], words[0]) from error
+            raise
+        log.info("ranks ready", extra={"ranks": config.tensor_parallel, "memory_bytes": list(runner.rank_bytes)})
+        return runner
+
+    @classmethod
+    def of(cls, opened: Opened, loaded: Loaded, sizes: tuple[int, int], ranks: Ranks | None = None) -> TorchRunner:
+        """A runner of so many blocks on the device and on the host, over a model that is loaded.
+
+        Raises:
+            ModelUnavailable: they do not fit.
+        """
+        num_blocks, num_host_blocks = sizes
         try:
             with torch.inference_mode():
-                weights = load(
-                    tensors,
-                    dtype,
-                    device,
-                    progress,
-                    keep_blocks=isinstance(kernels, Kernels),
-                    quantization=quantization,
+                cache = KVCache(
+                    loaded.model.architecture, num_blocks, opened.config.cache.block_tokens, opened.dtype, opened.device
                 )
-                model = Model(weights, max_length, kernels if isinstance(kernels, Kernels) else None)
-                adapters = _adapters(config, architecture, dtype, device)
-                num_host_blocks = _num_host_blocks(config.cache, architecture, dtype)
-                free_bytes = free_memory_bytes(device)
-                if device.type == "cpu":  # both pools come out of the same memory
-                    free_bytes -= config.cache.host_swap_bytes or 0
-                num_blocks = _num_blocks(config.cache, architecture, dtype, free_bytes)
-                progress(LoadingProgress(stage="warmup"))
-                cache = KVCache(architecture, num_blocks, config.cache.block_tokens, dtype, device)
-                description = f"{_digest(path, tensors)}, {describe(device, dtype)}"
-                path_taken = f"own kernels, {kernels.level}" if isinstance(kernels, Kernels) else "torch alone"
-                if quantization != "Auto":
-                    path_taken += f", weights {quantization}"
                 return cls(
-                    model, cache, max_length, f"{description}, {path_taken}",
-                    num_host_blocks=num_host_blocks, adapters=adapters,
-                )  # fmt: skip
+                    loaded.model,
+                    cache,
+                    opened.max_length_tokens,
+                    loaded.description,
+                    num_host_blocks=num_host_blocks,
+                    adapters=loaded.adapters,
+                    ranks=ranks,
+                    weight_bytes=loaded.weight_bytes,
+                )
         except (torch.OutOfMemoryError, MemoryError) as error:
-            raise ModelUnavailable(f"{path} and its KV cache do not fit into memory: {error}", "OutOfMemory") from error
+            raise out_of_memory(opened.path, error) from error
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Make the plan's copies, run the batch and sample. The plan is not empty."""
         # First of all: a later step must know the tables of requests that this one does not take down with it.
         self._builder.adopt(plan.table_changes)
-        if self._host is not None:
-            with torch.inference_mode():
-                self._host.copy_out(plan.swap_out)
-                self._host.copy_in(plan.swap_in)
+        self._tell(plan, self._builder)
+        self._copy(plan)
         if not len(plan.decodes) and not plan.chunks:
             return StepResult(plan.step, NO_POSITIONS)
         return self._run(plan, self._builder, self._sampler)
+
+    def follow(self, message: StepMessage) -> None:
+        """Compute what rank 0 computes now, up to where it samples."""
+        builder = self._measured if message.synthetic else self._builder
+        builder.adopt(message.table_changes)
+        self._copy(message)
+        if len(message.slots) or message.pieces:
+            with torch.inference_mode():
+                inputs = builder.inputs(message.slots, message.starts, message.tokens, message.pieces)
+                self._model.forward(self._on_scratch(inputs) if message.scratch else inputs, self._cache)
 
     def measure(self, decode_requests: int, prefill_tokens: int, context_tokens: int, start_tokens: int = 0) -> int:
         """µs of one synthetic step, sampling included.
@@ -164,6 +186,8 @@ class TorchRunner:
         pool = Pool(self.num_blocks, self.block_tokens, longest)
         plan = synthetic_plan(pool, decode_requests, prefill_tokens, context_tokens, start_tokens)
         started = time.perf_counter_ns()
+        self._measured.adopt(plan.table_changes)
+        self._tell(plan, self._measured, scratch=True)
         self._run(plan, self._measured, Sampler(), scratch=True)
         return max(1, (time.perf_counter_ns() - started) // 1000)
 
@@ -177,6 +201,8 @@ class TorchRunner:
         """
         num_tokens = min(len(prompt), self.max_length_tokens, self.num_blocks * self.block_tokens)
         plan = first_plan(prompt[:num_tokens], self.block_tokens)
+        self._measured.adopt(plan.table_changes)
+        self._tell(plan, self._measured)
         result = self._run(plan, self._measured, Sampler())
         if result.errors:
             raise ModelUnavailable(
@@ -195,18 +221,40 @@ class TorchRunner:
             return self._host.measure() if self._host is not None else None
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back, and end the other ranks."""
+        if self._ranks is not None:
+            self._ranks.close()
+        self._model.group.leave()
         del self._model, self._cache, self._host
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _tell(self, plan: StepPlan, builder: StepBuilder, *, scratch: bool = False) -> None:
+        """Tell the other ranks what is computed next. They start at once."""
+        if self._ranks is not None:
+            last_tokens = builder.last_tokens(plan.decodes.slots)
+            self._ranks.tell(StepMessage.of(plan, last_tokens, synthetic=builder is self._measured, scratch=scratch))
+
+    def _copy(self, step: StepPlan | StepMessage) -> None:
+        if self._host is not None:
+            with torch.inference_mode():
+                self._host.copy_out(step.swap_out)
+                self._host.copy_in(step.swap_in)
+
+    def _on_scratch(self, inputs: StepInputs) -> StepInputs:
+        """The same, writing to the block that no request owns."""
+        kv_rows = inputs.kv_rows % self.block_tokens + self._cache.scratch_block * self.block_tokens
+        return dataclasses.replace(inputs, kv_rows=kv_rows)
+
     def _run(self, plan: StepPlan, builder: StepBuilder, sampler: Sampler, *, scratch: bool = False) -> StepResult:
         with torch.inference_mode():
-            inputs = builder.build(plan)
-            if scratch:
-                kv_rows = inputs.kv_rows % self.block_tokens + self._cache.scratch_block * self.block_tokens
-                inputs = dataclasses.replace(inputs, kv_rows=kv_rows)
-            logits = self._model.forward(inputs, self._cache)
+            try:
+                inputs = builder.build(plan)
+                logits = self._model.forward(self._on_scratch(inputs) if scratch else inputs, self._cache)
+            except Exception as error:
+                if self._ranks is None:
+                    raise
+                raise self._ranks.loss(error) from error
             samples = self._sample(plan, inputs.sampled, logits, sampler)
         order = inputs.sampled
         token_ids = np.empty(len(order), dtype=np.int64)
@@ -225,91 +273,3 @@ class TorchRunner:
             return sampler.likeliest(logits)
         rows = plan.sampling()
         return sampler.sample(logits, [rows[row] for row in order.tolist()])
-
-
-def _check_memory(path: Path, architecture: Architecture, dtype: torch.dtype, free_bytes: int) -> None:
-    """Say before minutes of reading what the kernel would say after them without a word: it kills the process."""
-    needed = architecture.least_weight_values * dtype.itemsize
-    if needed > free_bytes:
-        needed_words, free_words = bytes_in_words(needed), bytes_in_words(free_bytes)
-        raise ModelUnavailable(
-            f"{path}: its weights are {needed_words} in {dtype_name(dtype)}, and {free_words} of memory are free",
-            "OutOfMemory",
-        )
-
-
-def _adapters(
-    config: EngineConfig, architecture: Architecture, dtype: torch.dtype, device: torch.device
-) -> AdapterStore:
-    """The adapters that are there from the start: before the KV pool takes what memory is left."""
-    store = AdapterStore(architecture, dtype, device)
-    for source in config.adapters.preloaded:
-        try:
-            store.load(preloaded_key(source.name), Path(source.path))
-        except AdapterRefused as error:
-            raise ModelUnavailable(f"adapter {source.name}: {error}", "AdapterRefused") from error
-    return store
-
-
-def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> Kernels | str:
-    """Own kernels where they compute this model on this machine, or why they do not."""
-    reason = None
-    if device.type != "cpu":
-        reason = "they compute on a CPU"
-    elif any(size % LANES for size in (shape.head_dim, shape.hidden_size, shape.intermediate_size)):
-        reason = f"the model has dimensions that are no multiples of {LANES}"
-    elif shape.head_dim > MAX_HEAD_DIM or shape.num_heads // shape.num_kv_heads > MAX_TILE_QUERIES:
-        reason = "the model's attention heads are too wide or too many for a KV head"
-    if reason is None:
-        return load_kernels(cpu_flags(), dtype)
-    log.info("kernels: none: %s", reason)
-    return reason
-
-
-def _max_length(wanted: int | None, architecture: Architecture) -> int:
-    if wanted is not None and wanted > architecture.max_length_tokens:
-        raise InvalidConfig(
-            "model.max_length_tokens", f"is {wanted}; the model's own length is {architecture.max_length_tokens}"
-        )
-    return wanted or architecture.max_length_tokens
-
-
-def _num_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype, free_bytes: int) -> int:
-    """Blocks that the pool hands out; one more, for scratch, comes out of the same memory."""
-    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
-    least = 2 * block_bytes
-    if cache.capacity_bytes is not None:
-        if cache.capacity_bytes < least:
-            raise InvalidConfig("cache.capacity_bytes", f"is {cache.capacity_bytes}; this model needs at least {least}")
-        if cache.capacity_bytes > free_bytes:
-            raise InvalidConfig(
-                "cache.capacity_bytes", f"is {cache.capacity_bytes}; {free_bytes} bytes are free beside the weights"
-            )
-        return cache.capacity_bytes // block_bytes - 1
-    share = free_bytes * cache.memory_percent // 100
-    if share < least:
-        raise InvalidConfig(
-            "cache.memory_percent",
-            f"{cache.memory_percent} % of the {free_bytes} bytes left beside the weights is {share}; "
-            f"this model needs at least {least}",
-        )
-    return share // block_bytes - 1
-
-
-def _num_host_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype) -> int:
-    wanted = cache.host_swap_bytes
-    if wanted is None:
-        return 0
-    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
-    free_bytes = free_memory_bytes(torch.device("cpu"))
-    if wanted < block_bytes:
-        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; one block of this model is {block_bytes}")
-    if wanted > free_bytes:
-        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; {free_bytes} bytes of host memory are free")
-    return wanted // block_bytes
-
-
-def _digest(path: Path, tensors: Tensors) -> str:
-    """Words that differ for models of different shape or size."""
-    shape = repr((tensors.architecture, sorted((name, tensors.num_bytes(name)) for name in tensors.names())))
-    return f"{path.name} {hashlib.sha256(shape.encode()).hexdigest()[:10]}"

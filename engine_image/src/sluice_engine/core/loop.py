@@ -68,8 +68,12 @@ class InTurn:
         return self._runner.execute(self._plans.popleft())
 
 
+class RunnerLost(Exception):
+    """A part of what computes is gone for good: no step can succeed any more."""
+
+
 class RunnerFailed(Exception):
-    """The runner failed several steps in a row; the engine cannot go on."""
+    """The runner failed several steps in a row, or for good; the engine cannot go on."""
 
     def __init__(self, message: str, emissions: Emissions) -> None:
         super().__init__(message)
@@ -136,7 +140,7 @@ class EngineLoop:
         """Plan a step where the window has room, settle one where it has not: what the callers are told then.
 
         Raises:
-            RunnerFailed: too many steps in a row failed; the requests of the last have been ended.
+            RunnerFailed: too many steps in a row failed, or one for good; the requests of the last have been ended.
         """
         begun = self.clock()
         emissions = Emissions()
@@ -218,6 +222,8 @@ class EngineLoop:
     def _count_failure(self, error: Exception, emissions: Emissions) -> None:
         self.failed_steps_total += 1
         self._failures_in_a_row += 1
+        if isinstance(error, RunnerLost):
+            raise RunnerFailed(str(error), emissions) from error
         if self._failures_in_a_row >= MAX_CONSECUTIVE_FAILURES:
             message = f"{self._failures_in_a_row} steps in a row failed, the last with {error}"
             raise RunnerFailed(message, emissions) from error

@@ -48,11 +48,6 @@ class Architecture:
         attention = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
 
-    @property
-    def least_weight_values(self) -> int:
-        """Numbers that the whole model holds at least: matrices, whose norms and biases are nothing beside them."""
-        return self.layer_values + (1 if self.tied_head else 2) * self.vocab_size * self.hidden_size
-
     def inverse_frequencies(self) -> list[float]:
         """Rotation per position of each pair of a head's dimensions, scaling applied."""
         return inverse_frequencies(self.rope_theta, self.head_dim, self.rope_scaling)

@@ -12,7 +12,7 @@ Blocks of a GGUF file, kept beside the matrices for kernels, stay as they are: t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,9 +26,12 @@ from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import Blocks
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.quantization import KINDS, rounded
+from sluice_engine.model_files.shard import WHOLE, Cut, Shard
 from sluice_engine.model_files.tensor_shapes import check_shapes, expected_shapes
 from sluice_engine.model_files.weights_gguf import GGUFTensors, in_rotary_pairs, is_turned
 from sluice_engine.model_files.weights_safetensors import SafetensorsTensors
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 
 class Tensors(Protocol):
@@ -49,12 +52,15 @@ class Tensors(Protocol):
         """Shape as stored."""
         ...
 
-    def read(self, name: str) -> Tensor:
-        """The values, in any floating type."""
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """The values, or those of a part, in any floating type; of a tensor that is turned, whole heads."""
         ...
 
-    def blocks(self, name: str) -> Blocks | None:
-        """The values as the file's own blocks, q and k rows in rotary pairs; none where it has others."""
+    def blocks(self, name: str, cut: Cut | None = None) -> Blocks | None:
+        """The values as the file's own blocks, q and k rows in rotary pairs; none where it has others.
+
+        None as well where a part begins or ends within a block.
+        """
         ...
 
 
@@ -70,7 +76,7 @@ class LayerBlocks:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Shapes: H hidden, F intermediate, A heads × D, G KV heads × D."""
+    """One decoder layer, or a rank's shard of one. Shapes: H hidden, F intermediate, A heads × D, G KV heads × D."""
 
     qkv: Tensor
     """[A + 2 G, H], the norm's weights in its columns, rows of q and k in rotary pairs"""
@@ -96,9 +102,10 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model."""
+    """A whole model, or a rank's shard of one."""
 
     architecture: Architecture
+    """What is computed with them: of a shard its share of the heads."""
     embedding: Tensor
     """[V, H]"""
     layers: Iterator[LayerWeights]
@@ -106,7 +113,7 @@ class Weights:
     final_norm: Tensor
     """[H]"""
     head: Tensor
-    """[V, H]; the embedding itself where it is tied."""
+    """[V, H]; the embedding itself where it is tied. Of a shard its rows."""
     head_blocks: Blocks | None
 
 
@@ -127,10 +134,12 @@ def load(
     *,
     keep_blocks: bool = False,
     quantization: Quantization = "Auto",
+    shard: Shard = WHOLE,
 ) -> Weights:
     """Everything, layers as they are asked for; with `keep_blocks`, blocks as well, for kernels.
 
     `quantization` says which: the file's own, none, or those that matrices are rounded to, also where none are kept.
+    Of a `shard` nothing else is read.
 
     Raises:
         ModelUnavailable: a tensor is missing, has another shape than the configuration asks for, is not known, or
@@ -139,17 +148,24 @@ def load(
     architecture = tensors.architecture
     expected = expected_shapes(architecture)
     check_shapes(tensors.where, tensors.names(), tensors.shape, expected)
-    total = sum(tensors.num_bytes(name) for name in expected)
+    cuts = {name: shard.cut(name, shape) for name, shape in expected.items()}
+    of_shard = {
+        name: tensors.num_bytes(name)
+        if cut is None
+        else tensors.num_bytes(name) * (cut.end - cut.first) // shape[cut.dimension]
+        for (name, shape), cut in zip(expected.items(), cuts.values(), strict=True)
+    }
+    total = sum(of_shard.values())
     done = 0
 
     def read(name: str) -> Tensor:
         """In float32, what rotary embedding turns in rotary pairs."""
         nonlocal done
         try:
-            values = tensors.read(name).to(device=device, dtype=torch.float32)
+            values = tensors.read(name, cuts[name]).to(device=device, dtype=torch.float32)
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
             raise ModelUnavailable(f"{tensors.where}: tensor {name} cannot be read: {error}", "ModelCorrupt") from error
-        done += tensors.num_bytes(name)
+        done += of_shard[name]
         progress(LoadingProgress(stage="weights", bytes_done=done, bytes_total=total))
         return in_rotary_pairs(values, architecture.head_dim) if is_turned(name) else values
 
@@ -158,7 +174,7 @@ def load(
         if quantization in KINDS:
             values, blocks = rounded(values, KINDS[quantization])
             return values, blocks if keep_blocks else None
-        return values, _merged(tensors, *names) if keep_blocks and quantization == "Auto" else None
+        return values, _merged(tensors, cuts, *names) if keep_blocks and quantization == "Auto" else None
 
     def matrix(*names: str) -> tuple[Tensor, Blocks | None]:
         """Rows of several tensors below each other."""
@@ -166,19 +182,27 @@ def load(
         # A head alone may be gigabytes: of one tensor no second one is made.
         return quantized(parts[0] if len(parts) == 1 else torch.cat(parts), *names)
 
-    embedding = read("model.embed_tokens.weight")
+    embedding = read(_EMBEDDING)
     if architecture.tied_head:
-        head, head_blocks = quantized(embedding, "model.embed_tokens.weight")
+        rows = shard.vocabulary(architecture.vocab_size)
+        mine = embedding if shard.size == 1 else embedding[rows.first : rows.end]
+        # Read whole above, for every token; the head is a part of it.
+        cuts[_EMBEDDING] = None if shard.size == 1 else rows
+        head, head_blocks = quantized(mine, _EMBEDDING)
+        is_embedding = head is mine
+        embedding = embedding.to(dtype)
+        if is_embedding:
+            head = embedding if shard.size == 1 else embedding[rows.first : rows.end]
     else:
         head, head_blocks = matrix("lm_head.weight")
-    is_embedding = head is embedding
-    embedding = embedding.to(dtype)
-    head = embedding if is_embedding else head.to(dtype)
+        embedding = embedding.to(dtype)
+    head = head.to(dtype)
+    mine_of_layers = shard.of(architecture)
     return Weights(
-        architecture=architecture,
+        architecture=mine_of_layers,
         embedding=embedding,
         layers=(
-            _layer(architecture, f"model.layers.{index}.", read, matrix, dtype)
+            _layer(mine_of_layers, f"model.layers.{index}.", read, matrix, dtype, shard)
             for index in range(architecture.num_layers)
         ),
         final_norm=read("model.norm.weight").to(dtype),
@@ -193,6 +217,7 @@ def _layer(
     read: Callable[[str], Tensor],
     matrix: Callable[..., tuple[Tensor, Blocks | None]],
     dtype: torch.dtype,
+    shard: Shard,
 ) -> LayerWeights:
     """One layer, put together in float32 before it is rounded to its type."""
 
@@ -203,7 +228,9 @@ def _layer(
         return matrix(*(f"{prefix}{name}.weight" for name in names))
 
     def biases(present: bool, *names: str) -> Tensor | None:  # noqa: FBT001
-        return torch.cat([of(name, "bias") for name in names]).to(dtype) if present else None
+        if not present or not shard.adds_bias(f"{names[0]}.bias"):
+            return None
+        return torch.cat([of(name, "bias") for name in names]).to(dtype)
 
     q_k_v, gate_and_up = [f"self_attn.{name}_proj" for name in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]
     qkv_norm, gate_up_norm = of("input_layernorm"), of("post_attention_layernorm")
@@ -228,7 +255,7 @@ def _layer(
     )
 
 
-def _merged(tensors: Tensors, *names: str) -> Blocks | None:
+def _merged(tensors: Tensors, cuts: Mapping[str, Cut | None], *names: str) -> Blocks | None:
     """Rows of several tensors below each other; none unless all have blocks of one type."""
-    parts = [blocks for name in names if (blocks := tensors.blocks(name)) is not None]
+    parts = [blocks for name in names if (blocks := tensors.blocks(name, cuts[name])) is not None]
     return None if len(parts) < len(names) else Blocks.stacked(parts)

@@ -24,6 +24,7 @@ from sluice_engine.kernels.library import SCALES, Blocks
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.gguf_header import HeaderReader
 from sluice_engine.model_files.gguf_metadata import ROPE_FACTORS, has_rotary_pairs, read_gguf_metadata, tensor_names
+from sluice_engine.model_files.shard import Cut
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32
@@ -78,19 +79,22 @@ class GGUFTensors:
         """Shape of a tensor as torch sees it: rows first."""
         return self._entry(name).shape
 
-    def read(self, name: str) -> Tensor:
-        """A tensor in float32, q and k rows in Hugging Face's order."""
-        tensor = torch.from_numpy(self._values(self._entry(name)))
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """A tensor, or a part of one, in float32, q and k rows in Hugging Face's order."""
+        tensor = torch.from_numpy(self._values(self._entry(name), cut))
         if self._has_rotary_pairs and is_turned(name):
             tensor = _unpermuted(tensor, self.architecture.head_dim)
         return tensor
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A tensor's own blocks, where kernels multiply with such; q and k rows in rotary pairs."""
+    def blocks(self, name: str, cut: Cut | None = None) -> Blocks | None:
+        """A tensor's own blocks, where kernels multiply with such; q and k rows in rotary pairs.
+
+        None where a part begins or ends within a block, which is never taken apart.
+        """
         entry = self._entry(name)
-        if int(entry.kind) not in SCALES:
+        if int(entry.kind) not in SCALES or (cut is not None and not _is_whole(cut, entry)):
             return None
-        blocks = Blocks.from_file(self._raw(entry), int(entry.kind))
+        blocks = Blocks.from_file(self._raw(entry, cut), int(entry.kind))
         if is_turned(name) and not self._has_rotary_pairs:
             return Blocks(in_rotary_pairs(blocks.data, self.architecture.head_dim), blocks.kind)
         return blocks
@@ -98,15 +102,32 @@ class GGUFTensors:
     def _entry(self, name: str) -> _Entry:
         return self._entries[self._names.get(name, name)]
 
-    def _raw(self, entry: _Entry) -> npt.NDArray[np.uint8]:
-        """A tensor as it lies in the file: [rows, bytes of a row]."""
-        block_size, type_size = gguf.GGML_QUANT_SIZES[entry.kind]
-        row_bytes = entry.shape[-1] * int(type_size) // int(block_size)
-        return self._data[entry.offset : entry.offset + entry.num_bytes].reshape(-1, row_bytes)
+    def _raw(self, entry: _Entry, cut: Cut | None = None) -> npt.NDArray[np.uint8]:
+        """A tensor as it lies in the file: [rows, bytes of a row]; of a part, the blocks that it lies in."""
+        block_size, type_size = (int(size) for size in gguf.GGML_QUANT_SIZES[entry.kind])
+        row_bytes = entry.shape[-1] * type_size // block_size
+        rows = self._data[entry.offset : entry.offset + entry.num_bytes].reshape(-1, row_bytes)
+        if cut is None:
+            return rows
+        if cut.dimension == 0 and len(entry.shape) > 1:
+            return rows[cut.first : cut.end]
+        return rows[:, cut.first // block_size * type_size : -(-cut.end // block_size) * type_size]
 
-    def _values(self, entry: _Entry) -> npt.NDArray[np.float32]:
-        values = gguf.quants.dequantize(self._raw(entry), entry.kind)
-        return np.array(values, dtype=np.float32).reshape(entry.shape)
+    def _values(self, entry: _Entry, cut: Cut | None = None) -> npt.NDArray[np.float32]:
+        values = np.array(gguf.quants.dequantize(self._raw(entry, cut), entry.kind), dtype=np.float32)
+        if cut is None:
+            return values.reshape(entry.shape)
+        if cut.dimension == 0 and len(entry.shape) > 1:
+            return values.reshape(-1, *entry.shape[1:])
+        values = values.reshape(*entry.shape[:-1], -1)
+        before = cut.first % int(gguf.GGML_QUANT_SIZES[entry.kind][0])
+        return np.ascontiguousarray(values[..., before : before + cut.end - cut.first])
+
+
+def _is_whole(cut: Cut, entry: _Entry) -> bool:
+    """Whether a part of a matrix consists of whole blocks; those lie within rows."""
+    block_size = int(gguf.GGML_QUANT_SIZES[entry.kind][0])
+    return cut.dimension == 0 or not (cut.first % block_size or cut.end % block_size)
 
 
 def in_rotary_pairs(rows: Tensor, head_dim: int) -> Tensor:

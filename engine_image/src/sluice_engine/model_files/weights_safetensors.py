@@ -20,6 +20,7 @@ from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import Blocks
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.hf_config import read_hf_config
+from sluice_engine.model_files.shard import Cut
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -65,15 +66,19 @@ class SafetensorsTensors:
         """Shape of a tensor."""
         return self._entries[name].shape
 
-    def read(self, name: str) -> Tensor:
-        """A tensor in the type it is stored in."""
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """A tensor, or a part of one, in the type it is stored in; nothing else is read of the file."""
         path = self._entries[name].path
         if self._open is None or self._open[0] != path:
             self._open = (path, safe_open(path, framework="pt"))
-        tensor: Tensor = self._open[1].get_tensor(name)
+        if cut is None:
+            tensor: Tensor = self._open[1].get_tensor(name)
+        else:
+            part = slice(cut.first, cut.end)
+            tensor = self._open[1].get_slice(name)[part if cut.dimension == 0 else (slice(None), part)]
         return tensor
 
-    def blocks(self, name: str) -> Blocks | None:  # noqa: ARG002  # the format has none
+    def blocks(self, name: str, cut: Cut | None = None) -> Blocks | None:  # noqa: ARG002  # the format has none
         """Nothing: blocks are GGUF's."""
         return None
 

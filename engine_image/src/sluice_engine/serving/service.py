@@ -40,6 +40,8 @@ PUBLISH_EVERY_US = 50_000
 # However many requests wait, copying them takes at most a twentieth of the thread's time.
 PUBLISH_COST_FACTOR = 20
 
+ENGINE_THREAD = "engine"
+
 Load = Callable[[Callable[[LoadingProgress], None]], LoadedEngine]
 Command = Callable[[LoadedEngine], Emissions]
 Arguments = TypeVarTuple("Arguments")
@@ -67,7 +69,7 @@ class EngineService:
         self._wake = threading.Event()
         self._closing = False
         self._streams: dict[str, CallStream] = {}
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=ENGINE_THREAD, daemon=True)
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
         self._ended = asyncio.Event()
@@ -157,6 +159,12 @@ class EngineService:
         self._fail_streams(EngineNotReady("the engine is shutting down"))
         self._wake.set()
 
+    def lose(self, code: str, message: str) -> None:
+        """Fail, though the thread may never return from its step; any thread may say so."""
+        if not self._closing:
+            self._tell(self._failed, code, message)
+            self._tell(self._ended.set)
+
     def thread_alive(self) -> bool:
         """Whether the thread still runs: after `close`, a step in flight may take its time."""
         return self._thread.is_alive()
@@ -193,7 +201,7 @@ class EngineService:
 
     def _failed(self, code: str, message: str) -> None:
         self.phase = "failed"
-        self.failure = (code, message)
+        self.failure = self.failure or (code, message)  # the first is the cause
         self._fail_streams(EngineNotReady(f"the engine has failed: {message}"))
         self._ready.set()
 

@@ -49,6 +49,7 @@ HINTS = {
     "ProbeFailed": "See `kubectl logs --previous` of that container: it ran and did not answer in time.",
     "EngineKilled": "If nobody did that, see `kubectl logs --previous -c engine` and the node's kernel log.",
     "EngineHung": "The liveness probe restarts the engine. If it repeats, look at the device's health.",
+    "RankFailed": "`kubectl logs --previous -c engine` has the rest; if it repeats, look at the devices' health.",
     "EngineFailed": "`kubectl logs POD -c engine` has the rest; add `--previous` where it has restarted.",
     "CrashLoop": "See `kubectl logs --previous -c engine`.",
     "QuotaExceeded": "Raise the ResourceQuota, free what it counts, or set resources within it.",

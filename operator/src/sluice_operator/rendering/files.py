@@ -60,6 +60,7 @@ def files(spec: ServiceSpec, paths: Paths, otlp_endpoint: str = "") -> Files:
             scheduling=spec.scheduling,
             adapters=spec.adapters,
             accelerator_count=spec.accelerator_count,
+            tensor_parallel=max(1, spec.accelerator_count),
             socket_path=socket,
             live_path=live_path,
             table_dir=paths.cache_dir,

@@ -47,6 +47,7 @@ def arguments(spec: ServiceSpec, model: str, port: int) -> list[str]:
         "--max-running-requests": scheduling.max_sequences,
         "--schedule-policy": "fcfs",
         "--page-size": block_tokens(spec),
+        "--tensor-parallel-size": spec.accelerator_count if spec.accelerator_count > 1 else None,
         "--mem-fraction-static": f"{cache.memory_percent / 100:.2f}",
     }
     switches = ["--enable-metrics"]

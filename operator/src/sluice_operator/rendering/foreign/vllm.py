@@ -53,6 +53,7 @@ def arguments(spec: ServiceSpec, model: str, port: int) -> list[str]:
         "--scheduling-policy": "priority" if scheduling.policy == "Priority" else "fcfs",
         "--block-size": block_tokens(spec),
         "--kv-cache-memory-bytes": cache.capacity_bytes,
+        "--tensor-parallel-size": spec.accelerator_count if spec.accelerator_count > 1 else None,
         "--gpu-memory-utilization": f"{cache.memory_percent / 100:.2f}" if cache.capacity_bytes is None else None,
     }
     switches = ["--enable-prefix-caching" if cache.prefix_caching == "Enabled" else "--no-enable-prefix-caching"]

@@ -1,0 +1,198 @@
+"""Several ranks compute one model: the same tokens as one, whatever the schedule, and no rank outlives the others."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.reference import Reference, greedy, outputs, run
+from sluice_engine.compute.ranks import ending
+from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
+from sluice_engine.core.loop import RunnerFailed
+from sluice_engine.core.plan import StepPlan, StepResult
+from sluice_engine.core.request import Outcome
+from sluice_engine.errors import InvalidConfig
+from tiny_model import make_tiny_llama
+
+
+class Engine:
+    """A runner of several ranks on the CPU, and what it said of one that was lost."""
+
+    def __init__(self, model: Path, ranks: int, folder: Path) -> None:
+        self.lost: list[tuple[str, str]] = []
+        self.told = threading.Event()
+        config = EngineConfig(
+            model=ModelConfig(source=ModelSource(path=str(model)), served_name="test", data_type="Float32"),
+            cache=CacheConfig(capacity_bytes=1 << 20, block_tokens=8, host_swap_bytes=1 << 19),
+            tensor_parallel=ranks,
+            socket_path=str(folder / "s"),
+        )
+        self.runner = TorchRunner.load(config, lambda _progress: None, self._lost)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        assert self.runner._ranks is not None
+        return self.runner._ranks.pids
+
+    def _lost(self, code: str, words: str) -> None:
+        self.lost.append((code, words))
+        self.told.set()
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="sl-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Path:
+    return make_tiny_llama(folder / "tiny", tied_head=False)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny: Path) -> Reference:
+    return Reference.from_directory(tiny)
+
+
+@pytest.fixture(scope="class")
+def two(tiny: Path, folder: Path) -> Iterator[Engine]:
+    engine = Engine(tiny, 2, folder)
+    yield engine
+    engine.runner.close()
+
+
+def _prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(256), k=length)
+
+
+class TestTwoRanks:
+    """One engine for all: a process is in one group at a time."""
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "options",
+        [
+            pytest.param({}, id="undisturbed"),
+            pytest.param({"chunk": 7, "token_budget": 24, "max_sequences": 8}, id="chunked"),
+            pytest.param({"num_blocks": 14, "chunk": 16}, id="preempted, computed again"),
+            pytest.param({"num_blocks": 14, "chunk": 16, "swap": True}, id="preempted, swapped"),
+            pytest.param({"prefix": True, "max_sequences": 2}, id="prefix hits"),
+            pytest.param({"depth": 2, "chunk": 9}, id="overlapped"),
+            pytest.param({"drafts": 3}, id="speculative"),
+        ],
+    )
+    def test_they_say_what_one_says(self, two: Engine, reference: Reference, options: dict[str, object]) -> None:
+        prompts = [_prompt(seed % 3, length) for seed, length in enumerate((1, 9, 17, 40, 41, 60))]
+        requests = [greedy(str(i), prompt, max_tokens=16) for i, prompt in enumerate(prompts)]
+        scheduler = run(two.runner, requests, **options)  # type: ignore[arg-type]  # a table of keywords
+        for prompt, output in zip(prompts, outputs(requests), strict=True):
+            reference.assert_greedy(prompt, output)
+        if "num_blocks" in options:
+            assert scheduler.preemptions_total
+
+
+@pytest.mark.slow
+def test_four_ranks_say_what_one_says(tiny: Path, reference: Reference, folder: Path) -> None:
+    """With a vocabulary of 260 every rank has 65 rows of the head."""
+    engine = Engine(tiny, 4, folder)
+    requests = [greedy(str(i), _prompt(i, length), max_tokens=16) for i, length in enumerate((1, 17, 60))]
+    run(engine.runner, requests, chunk=16)
+    engine.runner.close()
+
+    for i, (request, output) in enumerate(zip(requests, outputs(requests), strict=True)):
+        reference.assert_greedy(_prompt(i, request.num_prompt), output)
+    assert all(gone(pid) for pid in engine.pids)
+    assert not engine.lost, "an end that was asked for is no loss"
+    assert len(engine.runner.rank_bytes) == 4
+    assert not list(folder.glob(".ranks-*"))
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_mid_step_ends_the_engine_with_its_name(tiny: Path, folder: Path) -> None:
+    engine = Engine(tiny, 2, folder)
+    (pid,) = engine.pids
+
+    class Killing:
+        """A runner whose other rank dies before its fifth step."""
+
+        steps = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(engine.runner, name)
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            self.steps += 1
+            if self.steps == 5:
+                os.kill(pid, signal.SIGKILL)
+            return engine.runner.execute(plan)
+
+    requests = [greedy(str(i), _prompt(i, 20), max_tokens=64) for i in range(3)]
+    words = f"rank 1 of 2 (process {pid}) was killed by SIGKILL"
+    with pytest.raises(RunnerFailed, match=re.escape(words)) as caught:
+        run(Killing(), requests)  # type: ignore[arg-type]  # it is one in all that is asked of it
+    engine.runner.close()
+
+    assert [emission.outcome for emission in caught.value.emissions] == [Outcome.FAILED] * 3
+    assert engine.lost == [("RankFailed", words)]
+    assert gone(pid)
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (1, "ended with status 1"),
+        (-9, "was killed by SIGKILL"),
+        (-100, "was killed by signal 100"),
+        (None, "no longer answers"),
+    ],
+)
+def test_how_a_process_ended_is_said_in_words(status: int | None, says: str) -> None:
+    assert ending(status) == says
+
+
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        pytest.param(3, "tensor_parallel: is 3, but the model has 4 KV heads, which do not divide", id="three"),
+        pytest.param(
+            8, "tensor_parallel: is 8, but the model has 4 KV heads, which do not divide", id="more than heads"
+        ),
+    ],
+)
+def test_heads_that_do_not_divide_are_refused_before_a_process_starts(
+    tiny: Path, folder: Path, ranks: int, says: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=says):
+        Engine(tiny, ranks, folder)
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks", "says"),
+    [
+        (9, 9, "accelerator_count: must be 0 (CPU) to 8, not 9"),
+        (2, 1, "tensor_parallel: is 1, and accelerator_count 2: a rank has one GPU"),
+        (0, 0, "tensor_parallel: must be 1 to 8, not 0"),
+    ],
+)
+def test_ranks_and_devices_that_do_not_agree_are_refused(tiny: Path, count: int, ranks: int, says: str) -> None:
+    model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="test")
+    with pytest.raises(InvalidConfig, match=re.escape(says)):
+        EngineConfig(model=model, accelerator_count=count, tensor_parallel=ranks)
