@@ -18,10 +18,12 @@ from openai import AsyncOpenAI
 from engine.tool_templates import HERMES
 from sidecar.running import RunningGate, running_gate, until
 from sluice_engine.config import LiveConfig, SLOConfig
-from tiny_model import make_tiny_llama
+from tiny_model import PAD, make_tiny_llama
 
 LIVE = {"slo": {"time_to_first_token_us": 10_000_000, "inter_token_latency_us": 500_000}}
 MAX_SEQUENCES = 6
+OPENING, OPENING_ID = "<tool_call>", PAD
+"""The model's fourth special token opens a tool call."""
 # These tests are about answers: on a busy machine nobody is refused for a promise.
 PATIENT = LiveConfig(slo=SLOConfig(time_to_first_token_us=120_000_000, inter_token_latency_us=20_000_000))
 
@@ -40,6 +42,8 @@ def engine() -> Iterator[EngineProcess]:
         folder = Path(name)
         make_tiny_llama(folder / "model")
         (folder / "model" / "chat_template.jinja").write_text(HERMES)
+        tokenizer = folder / "model" / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text().replace("<|pad|>", OPENING))
         config = {
             "model": {"source": {"path": str(folder / "model")}, "served_name": "tiny", "data_type": "Float32"},
             "cache": {"capacity_bytes": 8 * 2**20},
