@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from mounted import Mounted
 from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.live_file import live_file
+from sluice_engine.watched import MOST_BYTES
 
 
 def document(itl_us: int = 150_000, **more: object) -> str:
@@ -62,6 +65,7 @@ def test_another_way_of_writing_the_same_is_no_change(mounted: Mounted) -> None:
         pytest.param(b"\xff\xfe", "is not JSON", id="not text"),
         pytest.param("[" * 100_000, "live.json: is not JSON: ", id="nested without an end"),
         pytest.param(b"9" * 5_000, "live.json: is not JSON: ", id="a number without an end"),
+        pytest.param(b" " * (MOST_BYTES + 1), "cannot be read: holds more than 1048576 bytes", id="too large"),
     ],
 )
 def test_a_bad_file_changes_nothing_and_is_told_once_until_a_good_one_is_there(
@@ -86,6 +90,21 @@ def test_a_bad_file_changes_nothing_and_is_told_once_until_a_good_one_is_there(
     mounted.swap({"live.json": document(90_000)})
     assert file.changed() is not None
     assert (file.applied_total, file.refused_total) == (1, 1)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_an_end(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    there = tmp_path / "live.json"
+    there.write_text(document())
+    file = live_file(str(there))
+    file.load()
+    there.unlink()
+    make(there)
+
+    assert file.changed() is None
+    assert "cannot be read: " in file.problem
 
 
 def test_without_a_good_one_at_the_start_there_is_none_to_fall_back_on(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from mounted import Mounted
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.watched import MOST_BYTES
 from sluice_sidecar.callers.api_keys import MOST_KEYS, ApiKeys, bearer
-from sluice_sidecar.callers.key_files import MOST_BYTES, key_files
+from sluice_sidecar.callers.key_files import key_files
 
 SECRET = b"of this process"
 OLD, NEW, OTHER = "sk-old-0123456789abcdef", "sk-new-0123456789abcdef", "sk-other-0123456789ab=="

@@ -24,6 +24,7 @@ from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.step_limits import Capacity, StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.watched import read_small
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +282,7 @@ def kept_path(runner: MeasuredRunner, config: EngineConfig, live: LiveConfig) ->
 
 def _kept(runner: MeasuredRunner, path: Path) -> StepTable | None:
     try:
-        table = from_json(StepTable, path.read_bytes(), path.name)
+        table = from_json(StepTable, read_small(path), path.name)
     except FileNotFoundError:
         return None
     except (OSError, InvalidConfig, ValueError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from sluice_engine.codec import from_json
 from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.watched import Watched
+from sluice_engine.watched import Watched, read_small
 
 LiveFile = Watched[bytes, LiveConfig]
 
@@ -18,7 +18,7 @@ def live_file(path: str) -> LiveFile:
 
     def read() -> bytes:
         try:
-            return where.read_bytes()
+            return read_small(where)
         except OSError as error:
             raise InvalidConfig(path, f"cannot be read: {error.strerror}") from error
 

@@ -11,8 +11,12 @@ matter by how many links the kubelet swaps them.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from sluice_engine.errors import InvalidConfig
@@ -20,9 +24,27 @@ from sluice_engine.errors import InvalidConfig
 log = logging.getLogger(__name__)
 
 READ_EVERY_S = 1.0
+# A ConfigMap or a Secret holds no more.
+MOST_BYTES = 1024 * 1024
 
 Raw = TypeVar("Raw")
 T = TypeVar("T")
+
+
+def read_small(path: Path) -> bytes:
+    """What a file holds that somebody else wrote; whatever lies there instead, it is read in no time and little memory.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger than `MOST_BYTES`; `strerror` says which.
+    """
+    # A pipe that nobody writes to would be waited for.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # of a descriptor
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"holds more than {MOST_BYTES} bytes")
+    return content
 
 
 class Watched(Generic[Raw, T]):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.watched import Watched
+from sluice_engine.watched import MOST_BYTES, Watched, read_small
 from sluice_sidecar.callers.api_keys import ApiKeys
-
-# A Secret holds no more.
-MOST_BYTES = 1024 * 1024
 
 KeyFiles = Watched[dict[str, bytes], ApiKeys]
 
@@ -25,7 +22,7 @@ def _read(folder: Path) -> dict[str, bytes]:
         # All files of one revision: `..data` is a link that is swapped, and its folder stays as it is.
         data = folder / "..data"
         files = {
-            path.name: _content(path)
+            path.name: read_small(path)
             for path in sorted((data.resolve(strict=True) if data.is_symlink() else folder).iterdir())
             if not path.name.startswith("..")
         }
@@ -34,8 +31,3 @@ def _read(folder: Path) -> dict[str, bytes]:
     if sum(map(len, files.values())) > MOST_BYTES:
         raise InvalidConfig(str(folder), f"holds more than {MOST_BYTES} bytes")
     return files
-
-
-def _content(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1)
