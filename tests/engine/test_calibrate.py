@@ -31,6 +31,7 @@ class Machine:
     num_blocks = 400
     block_tokens = 16
     max_length_tokens = 8192
+    largest_prefill_tokens: int | None = None
 
     def __init__(self, description: str = "a machine", factor: float = 1.0) -> None:
         self.description = description

@@ -63,6 +63,8 @@ class MeasuredRunner(Protocol):
     num_blocks: int
     block_tokens: int
     max_length_tokens: int
+    largest_prefill_tokens: int | None
+    """What a step's memory was measured for; no larger step may be run. None: no bound."""
     description: str
     """Machine, model, data type, threads: a kept table is used again only where this agrees."""
 
@@ -189,7 +191,7 @@ def _longest_tokens(runner: MeasuredRunner) -> int:
 
 def _prefill_axis(runner: MeasuredRunner, live: LiveConfig, longest_us: int) -> tuple[int, ...]:
     """Sizes up to the largest that a promise could allow; what is set is always among them."""
-    limit = _longest_tokens(runner)
+    limit = min(_longest_tokens(runner), runner.largest_prefill_tokens or _longest_tokens(runner))
     axis = [0]
     took_us = 0
     for tokens in PREFILL_AXIS:

@@ -1,18 +1,21 @@
 """The host's copies of KV blocks: the memory behind `core.host_pool`'s ids, and the copies both ways.
 
 One host block holds all layers of one device block, so a block crosses the link in one piece. On a GPU the memory is
-pinned and the copies are queued on the stream that computes: they happen in the plan's order, and nobody waits.
+pinned and blocks cross on a stream of their own, beside what computes: gathering and scattering alone keep the order of
+the plans, and nobody waits.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from sluice_engine.compute.transfer import sent
 from sluice_engine.core.link import Link
 
 # Blocks are gathered on the device before they cross: this bounds the memory that takes.
@@ -36,6 +39,7 @@ class HostBlocks:
         self._memory = torch.empty(shape, dtype=dtype, pin_memory=self._device.type == "cuda").zero_()
         self._staged = self._device.type == "cuda"
         """Whether blocks are gathered first and cross in one piece; on a CPU that would be one copy more."""
+        self._aside = torch.cuda.Stream(self._device) if self._staged else None  # type: ignore[no-untyped-call]  # torch's own gap
         self._most_staged = max(1, STAGED_BYTES // (len(layers) * width * dtype.itemsize))
 
     def copy_out(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -44,9 +48,11 @@ class HostBlocks:
             blocks, hosts = [device for device, _ in part], [host for _, host in part]
             taken = self._ids(blocks)
             if self._staged:
+                # Gathered in the order of the steps: what overwrites these blocks comes after.
                 staged = torch.stack([layer.index_select(0, taken) for layer in self._layers], dim=1)
-                for first, host, count in _runs(hosts):
-                    self._memory[host : host + count].copy_(staged[first : first + count], non_blocking=True)
+                with self._crossing(staged, after=True):
+                    for first, host, count in _runs(hosts):
+                        self._memory[host : host + count].copy_(staged[first : first + count], non_blocking=True)
             else:
                 for index, layer in enumerate(self._layers):
                     self._memory[:, index].index_copy_(0, torch.tensor(hosts), layer.index_select(0, taken))
@@ -58,16 +64,33 @@ class HostBlocks:
             given = self._ids(blocks)
             if self._staged:
                 staged = torch.empty(len(part), *self._memory.shape[1:], dtype=self._memory.dtype, device=self._device)
-                for first, host, count in _runs(hosts):
-                    staged[first : first + count].copy_(self._memory[host : host + count], non_blocking=True)
+                with self._crossing(staged, after=False):
+                    for first, host, count in _runs(hosts):
+                        staged[first : first + count].copy_(self._memory[host : host + count], non_blocking=True)
                 for index, layer in enumerate(self._layers):
                     layer.index_copy_(0, given, staged[:, index])
             else:
                 for index, layer in enumerate(self._layers):
                     layer.index_copy_(0, given, self._memory[:, index].index_select(0, torch.tensor(hosts)))
 
+    @contextmanager
+    def _crossing(self, staged: Tensor, *, after: bool) -> Iterator[None]:
+        """Queue copies on the stream beside, in the order they are asked for: a host block is read as it was written.
+
+        `after`: they read `staged` once it is computed; else what computes reads it once they are done.
+        """
+        assert self._aside is not None
+        computing = torch.cuda.current_stream(self._device)
+        # Also where nothing is read: the memory of `staged` may have been another's until what is queued is done.
+        self._aside.wait_stream(computing)
+        staged.record_stream(self._aside)
+        with torch.cuda.stream(self._aside):
+            yield
+        if not after:
+            computing.wait_stream(self._aside)
+
     def _ids(self, blocks: list[int]) -> Tensor:
-        return torch.tensor(blocks).to(self._device)
+        return sent(torch.tensor(blocks), self._device)
 
     def measure(self) -> Link:
         """What such copies cost: the best of a few, of one block and of many. It overwrites blocks on both sides."""

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from sluice_engine.compute.adapters import AdapterStore, StepAdapters
+from sluice_engine.compute.paged_rows import PagedRows
 from sluice_engine.compute.step_message import Share
+from sluice_engine.compute.transfer import sent
 from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, TableChange
@@ -84,10 +86,16 @@ class StepInputs:
     """Which rows run with an adapter; None where none does."""
     sample_adapters: StepAdapters | None
     """The same of the sampling rows."""
+    paged: tuple[PagedRows, ...] = ()
+    """All rows, for attention that reads the cache in place: decodes, then chunks; no buckets and no tiles then."""
+    sample_paged: PagedRows | None = None
+    """The sampling rows, in the order of `sample_rows`."""
+    sampled_slots: Tensor | None = None
+    """[S]: slots of the sampling rows, where tokens stay on the device."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
+class Shares:
     """Shares of some requests, as parallel arrays."""
 
     slots: Ints
@@ -96,8 +104,9 @@ class _Shares:
     counts: Ints
     """Tokens computed."""
 
-    def part(self, indices: Ints) -> _Shares:
-        return _Shares(self.slots[indices], self.ends[indices], self.counts[indices])
+    def part(self, indices: Ints) -> Shares:
+        """The requests at these indices alone."""
+        return Shares(self.slots[indices], self.ends[indices], self.counts[indices])
 
 
 class SlotRows:
@@ -181,9 +190,9 @@ class StepBuilder:
         """The inputs of a step whose tables are known: decodes that compute `tokens` at `starts`, then the others."""
         short = [share for share in shares if share.num_tokens == 1]
         long = [share for share in shares if share.num_tokens > 1]
-        singles = _shares(decodes, starts, short)
+        singles = shares_of(decodes, starts, short)
         by_length = np.argsort(-singles.ends, kind="stable")
-        chunks = _shares(NO_POSITIONS, NO_POSITIONS, long)
+        chunks = shares_of(NO_POSITIONS, NO_POSITIONS, long)
         for part in (singles, chunks):
             self._slots.check(part.slots, -(-part.ends // self._block_tokens))
         single_tokens = np.concatenate([tokens, _tokens(short)])
@@ -200,7 +209,7 @@ class StepBuilder:
         sampling = [row for share in shares for row in share.sampling()]
         chunk_rows = [last_rows[share.slot] - back for share in shares for back in range(share.num_sampled - 1, -1, -1)]
         rows = np.concatenate([row_of_single[: len(decodes)], _ints(chunk_rows)])
-        sampled = _shares(decodes, starts, sampling)
+        sampled = shares_of(decodes, starts, sampling)
         order = np.argsort(-sampled.ends, kind="stable")
         sampled = sampled.part(order)
         tiled = self._tile_rows is not None
@@ -233,7 +242,7 @@ class StepBuilder:
     def _adapters_of(self, slots: Ints) -> StepAdapters | None:
         return None if self._adapters is None else self._adapters.step(self._slots.adapters[slots], self._device)
 
-    def _tiles(self, singles: _Shares, chunks: _Shares) -> Tiles | None:
+    def _tiles(self, singles: Shares, chunks: Shares) -> Tiles | None:
         """All rows in pieces that one thread computes: single rows (of a sampling batch, last rows), then chunks."""
         num_singles = len(singles.slots)
         if self._tile_rows is None or not num_singles + len(chunks.slots):
@@ -255,7 +264,7 @@ class StepBuilder:
         tables = self._slots.tables[slots, : blocks_for(longest, self._block_tokens)]
         return Tiles(torch.from_numpy(tables), torch.from_numpy(every), longest)
 
-    def _buckets(self, rows: _Shares) -> tuple[SingleBucket, ...]:
+    def _buckets(self, rows: Shares) -> tuple[SingleBucket, ...]:
         """Rows, longest first, cut where padding the rest to the longest would cost more than another call."""
         lengths = -(-rows.ends // self._block_tokens)
         buckets = []
@@ -300,11 +309,10 @@ class StepBuilder:
             first += num_rows
 
     def _mask(self, hidden: Tensor) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf"))
-        return mask.to(self._device)
+        return sent(torch.zeros(hidden.shape, dtype=self._dtype).masked_fill_(hidden, float("-inf")), self._device)
 
     def _tensor(self, values: Ints) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return sent(torch.from_numpy(values), self._device)
 
 
 def _ints(values: list[int]) -> Ints:
@@ -320,13 +328,13 @@ def _tokens(chunks: Sequence[Share]) -> Ints:
     return _ints([token for chunk in chunks for token in chunk.tokens])
 
 
-def _shares(slots: Ints, starts: Ints, chunks: Sequence[Share]) -> _Shares:
+def shares_of(slots: Ints, starts: Ints, chunks: Sequence[Share]) -> Shares:
     """Decodes, then chunks."""
-    return _Shares(
+    return Shares(
         np.concatenate([slots, _ints([chunk.slot for chunk in chunks])]),
         np.concatenate([starts + 1, _ints([_end(chunk) for chunk in chunks])]),
         np.concatenate([np.ones_like(starts), _ints([chunk.num_tokens for chunk in chunks])]),
     )
 
 
-_NO_SHARES = _shares(NO_POSITIONS, NO_POSITIONS, [])
+_NO_SHARES = shares_of(NO_POSITIONS, NO_POSITIONS, [])

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from sluice_engine.calibrate import DECODE_AXIS_GPU
 from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.device import (
     choose_device,
@@ -23,9 +25,12 @@ from sluice_engine.compute.device import (
     free_memory_bytes,
     usable_cores,
 )
+from sluice_engine.compute.graphs import decode_buckets
 from sluice_engine.compute.group import Group
 from sluice_engine.compute.model import Model
-from sluice_engine.config import CacheConfig, EngineConfig, preloaded_key
+from sluice_engine.compute.paged import SWITCH, PagedAttention, choose, facts_of, make_backend, prove, wanted_names
+from sluice_engine.compute.pool import NO_RESERVE, Reserve, num_blocks, num_host_blocks
+from sluice_engine.config import EngineConfig, preloaded_key
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import AdapterRefused, InvalidConfig, ModelUnavailable
 from sluice_engine.kernels.library import LANES, MAX_HEAD_DIM, MAX_TILE_QUERIES, Kernels, load_kernels
@@ -37,6 +42,8 @@ from sluice_engine.model_files.weights import Tensors, load, open_tensors
 from sluice_engine.sizes import bytes_in_words
 
 log = logging.getLogger(__name__)
+
+GRAPHS_SWITCH = "SLUICE_GRAPHS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +113,14 @@ class Opened:
                     quantization=self.config.model.quantization,
                     shard=self.shard,
                 )
-                model = Model(weights, self.max_length_tokens, used, group)
+                paged = self._paged()
+                model = Model(weights, self.max_length_tokens, used, group, paged)
                 adapters = _adapters(self.config, model.architecture, self.dtype, self.device)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise out_of_memory(self.path, error) from error
         path_taken = f"own kernels, {used.level}" if used is not None else "torch alone"
+        if paged is not None:
+            path_taken = f"attention {paged.name}{', decode steps recorded' if self.buckets(model) else ''}"
         if self.config.model.quantization != "Auto":
             path_taken += f", weights {self.config.model.quantization}"
         if self.shard.size > 1:
@@ -119,8 +129,38 @@ class Opened:
         weight_bytes = self.shard.least_weight_values(self.tensors.architecture) * self.dtype.itemsize
         return Loaded(model, adapters, description, free_memory_bytes(self.device), weight_bytes)
 
-    def pools(self, free_bytes: int) -> tuple[int, int]:
-        """Blocks on the device and on the host, by the bytes that are free where the least are.
+    def buckets(self, model: Model) -> tuple[int, ...]:
+        """Batches of decodes that are recorded: none where attention waits for the host, or where it is switched off.
+
+        Raises:
+            InvalidConfig: the switch says neither on nor off.
+        """
+        switch = os.environ.get(GRAPHS_SWITCH, "on")
+        if switch not in {"on", "off"}:
+            raise InvalidConfig(GRAPHS_SWITCH, f"is {switch!r} in the environment; on and off are understood")
+        recorded = self.device.type == "cuda" and model.reads_in_place and switch == "on"
+        return decode_buckets(self.most_decodes) if recorded else ()
+
+    @property
+    def most_decodes(self) -> int:
+        """The largest batch of decodes that is looked for at a start."""
+        return self.config.scheduling.max_sequences or DECODE_AXIS_GPU[-1]
+
+    def _paged(self) -> PagedAttention | None:
+        """Attention that reads the cache in place: on a GPU that computes alone, where one is right there."""
+        if self.device.type != "cuda" or self.shard.size > 1:
+            return None
+        shape, block_tokens = self.tensors.architecture, self.config.cache.block_tokens
+        with torch.cuda.device(self.device):
+            return choose(
+                wanted_names(os.environ.get(SWITCH, "")),
+                facts_of(shape, self.dtype, block_tokens, self.device),
+                lambda name: make_backend(name, shape, block_tokens),
+                lambda backend: prove(backend, shape, block_tokens, self.dtype, self.device),
+            )
+
+    def pools(self, free_bytes: int, reserve: Reserve = NO_RESERVE) -> tuple[int, int]:
+        """Blocks on the device and on the host, by the bytes that are free where the least are, and what steps need.
 
         All sizes are those of all ranks together: each holds its share of every block. A CPU's ranks share its memory.
 
@@ -128,12 +168,16 @@ class Opened:
             InvalidConfig: a pool of the size that is asked for is not there.
         """
         architecture = self.tensors.architecture
-        num_host_blocks = _num_host_blocks(self.config.cache, architecture, self.dtype)
+        cache = self.config.cache
+        block_bytes = architecture.kv_bytes_per_token(self.dtype.itemsize) * cache.block_tokens
+        host_bytes = cache.host_swap_bytes
+        free_on_host = free_memory_bytes(torch.device("cpu")) if host_bytes is not None else 0
+        host_blocks = num_host_blocks(host_bytes, block_bytes, free_on_host)
         if self.device.type == "cpu":  # both pools come out of the same memory
             free_bytes -= self.config.cache.host_swap_bytes or 0
         else:
             free_bytes *= self.shard.size
-        return _num_blocks(self.config.cache, architecture, self.dtype, free_bytes), num_host_blocks
+        return num_blocks(cache, block_bytes, free_bytes, reserve), host_blocks
 
 
 def out_of_memory(path: Path, error: Exception) -> ModelUnavailable:
@@ -186,41 +230,6 @@ def _max_length(wanted: int | None, architecture: Architecture) -> int:
             "model.max_length_tokens", f"is {wanted}; the model's own length is {architecture.max_length_tokens}"
         )
     return wanted or architecture.max_length_tokens
-
-
-def _num_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype, free_bytes: int) -> int:
-    """Blocks that the pool hands out; one more, for scratch, comes out of the same memory."""
-    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
-    least = 2 * block_bytes
-    if cache.capacity_bytes is not None:
-        if cache.capacity_bytes < least:
-            raise InvalidConfig("cache.capacity_bytes", f"is {cache.capacity_bytes}; this model needs at least {least}")
-        if cache.capacity_bytes > free_bytes:
-            raise InvalidConfig(
-                "cache.capacity_bytes", f"is {cache.capacity_bytes}; {free_bytes} bytes are free beside the weights"
-            )
-        return cache.capacity_bytes // block_bytes - 1
-    share = free_bytes * cache.memory_percent // 100
-    if share < least:
-        raise InvalidConfig(
-            "cache.memory_percent",
-            f"{cache.memory_percent} % of the {free_bytes} bytes left beside the weights is {share}; "
-            f"this model needs at least {least}",
-        )
-    return share // block_bytes - 1
-
-
-def _num_host_blocks(cache: CacheConfig, architecture: Architecture, dtype: torch.dtype) -> int:
-    wanted = cache.host_swap_bytes
-    if wanted is None:
-        return 0
-    block_bytes = architecture.kv_bytes_per_token(dtype.itemsize) * cache.block_tokens
-    free_bytes = free_memory_bytes(torch.device("cpu"))
-    if wanted < block_bytes:
-        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; one block of this model is {block_bytes}")
-    if wanted > free_bytes:
-        raise InvalidConfig("cache.host_swap_bytes", f"is {wanted}; {free_bytes} bytes of host memory are free")
-    return wanted // block_bytes
 
 
 def _digest(path: Path, tensors: Tensors) -> str:

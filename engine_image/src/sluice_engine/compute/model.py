@@ -15,6 +15,7 @@ from sluice_engine.compute.attention import KVCache, attend_chunk, attend_single
 from sluice_engine.compute.group import Group
 from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.linear import Linear
+from sluice_engine.compute.paged import PagedAttention
 from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.model_files.weights import LayerWeights, Weights
 
@@ -47,12 +48,19 @@ class Model:
     """A decoder-only model on one device."""
 
     def __init__(
-        self, weights: Weights, max_length_tokens: int, kernels: Kernels | None, group: Group | None = None
+        self,
+        weights: Weights,
+        max_length_tokens: int,
+        kernels: Kernels | None,
+        group: Group | None = None,
+        paged: PagedAttention | None = None,
     ) -> None:
         """`kernels`: own kernels for what is not a matrix product; torch's operators where there are none.
 
-        `group`: the ranks that hold the other shards of these weights.
+        `group`: the ranks that hold the other shards of these weights. `paged`: attention that reads the cache in
+        place, for inputs that come so.
         """
+        self._paged = paged
         self.group = group if group is not None else Group()
         self._kernels = kernels
         shape = weights.architecture
@@ -83,6 +91,11 @@ class Model:
         turns = torch.polar(torch.full_like(angles, shape.rope_magnitude), angles).to(torch.complex64)
         self._turns = turns[:, None].to(weights.embedding.device)
         """[max_length, 1, D/2] complex numbers of one magnitude"""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether steps come as `paged` rows."""
+        return self._paged is not None
 
     @property
     def has_kernels(self) -> bool:
@@ -118,6 +131,9 @@ class Model:
                 attended,
                 last.window,
             )
+        elif self._paged is not None and inputs.sample_paged is not None:
+            attended = q.new_empty(q.shape)
+            self._paged.attend(q, inputs.sample_paged, cache.layer(index), attended, last.window)
         else:
             attended = torch.cat([
                 attend_singles(q[bucket.first : bucket.first + bucket.num_rows], bucket, cache, index, last.window)
@@ -174,6 +190,12 @@ class Model:
                 layer.window,
             )
             return out
+        if self._paged is not None and inputs.paged:
+            out = qkv.new_empty(q.shape)
+            for part in inputs.paged:
+                rows = slice(part.first, part.first + part.num_rows)
+                self._paged.attend(q[rows], part, cache.layer(index), out[rows], layer.window)
+            return out.view(len(qkv), self._q_size)
         keys_values = qkv[:, self._kv_start :].view(len(qkv), 2, cache.num_kv_heads, cache.head_dim)
         parts = []
         for bucket in inputs.singles:

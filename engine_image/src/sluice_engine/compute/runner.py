@@ -10,21 +10,29 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sluice_engine.calibrate import PREFILL_AXIS
 from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.attention import KVCache
-from sluice_engine.compute.device import dtype_name
+from sluice_engine.compute.device import dtype_name, free_memory_bytes
+from sluice_engine.compute.graphs import Buffers, DecodeGraphs, Record, recorder
 from sluice_engine.compute.inputs import StepBuilder, StepInputs
 from sluice_engine.compute.loading import Loaded, Opened, out_of_memory
 from sluice_engine.compute.model import Model
+from sluice_engine.compute.paged_inputs import PagedBuilder
+from sluice_engine.compute.pool import NO_RESERVE, Reserve
+from sluice_engine.compute.profile import largest_that_fits
+from sluice_engine.compute.profile import reserve as measured_reserve
 from sluice_engine.compute.ranks import Lost, Ranks
-from sluice_engine.compute.sampler import Sampler, Samples
+from sluice_engine.compute.sampler import NOT_FINITE, Sampler, Samples, needs_host
 from sluice_engine.compute.step_message import StepMessage
 from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
+from sluice_engine.compute.transfer import fetched
 from sluice_engine.config import EngineConfig
 from sluice_engine.core.link import Link
 from sluice_engine.core.loop import RunnerLost
@@ -35,6 +43,9 @@ from sluice_engine.kernels.library import rows_per_tile
 from sluice_engine.model_files.shard import Shard
 
 log = logging.getLogger(__name__)
+
+# Of the cache over which steps are measured before there is a pool: few, and enough for a batch to read different ones.
+PROFILE_BLOCKS = 64
 
 
 class TorchRunner:
@@ -70,7 +81,9 @@ class TorchRunner:
         """What requests may run with beside the model; loaded and dropped by whoever owns their names."""
         # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
         self._builder, self._measured = (
-            StepBuilder(
+            PagedBuilder(cache.block_tokens, max_length_tokens, device, self.adapters)
+            if model.reads_in_place
+            else StepBuilder(
                 cache.block_tokens,
                 max_length_tokens,
                 dtype,
@@ -82,12 +95,35 @@ class TorchRunner:
             for _ in range(2)
         )
         self._sampler = Sampler()
+        self._graphs: DecodeGraphs | None = None
+        self.largest_prefill_tokens: int | None = None
+        """Prefill tokens of a step that memory was measured for; None where it was not."""
         self.num_blocks = cache.num_blocks
         self.num_host_blocks = num_host_blocks
         self.block_tokens = cache.block_tokens
         self.max_length_tokens = max_length_tokens
         self.vocab_size = model.architecture.vocab_size
         self.description = description
+
+    def record(self, buckets: tuple[int, ...], record: Record) -> None:
+        """Run decode steps of these sizes from recordings from now on; without them where recording fails."""
+        try:
+            self._graphs = self.recorded(buckets, record)
+        except RuntimeError as error:  # of CUDA: an operator that cannot be recorded, or no memory
+            log.warning("decode steps are not recorded", extra={"error": str(error)})
+
+    def forget_recordings(self) -> None:
+        """Compute every step anew from now on."""
+        self._graphs = None
+
+    def recorded(self, buckets: tuple[int, ...], record: Record) -> DecodeGraphs:
+        """Decode steps of these sizes, recorded over this cache."""
+        cache = self._cache
+        with torch.inference_mode(), _on(self._device):
+            buffers = Buffers(
+                max(buckets), self.max_length_tokens, self.block_tokens, cache.scratch_block, self._device
+            )
+            return DecodeGraphs(lambda inputs: self._model.forward(inputs, cache), buffers, buckets, record)
 
     @classmethod
     def load(
@@ -107,9 +143,16 @@ class TorchRunner:
         opened = Opened.of(config, Shard(0, config.tensor_parallel))
         if config.tensor_parallel == 1:
             loaded = opened.load(progress)
-            sizes = opened.pools(loaded.free_bytes)
             progress(LoadingProgress(stage="warmup"))
-            return cls.of(opened, loaded, sizes)
+            buckets = opened.buckets(loaded.model)
+            largest, reserve = _profile(opened, loaded, buckets)
+            # Again where steps were measured: libraries keep what they took for them.
+            free_bytes = loaded.free_bytes if largest is None else free_memory_bytes(opened.device)
+            runner = cls.of(opened, loaded, opened.pools(free_bytes, reserve))
+            runner.largest_prefill_tokens = largest
+            if buckets:
+                runner.record(buckets, recorder(opened.device))
+            return runner
         ranks = Ranks(config, lost)
         try:
             ranks.answers()
@@ -157,13 +200,21 @@ class TorchRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Make the plan's copies, run the batch and sample. The plan is not empty."""
-        # First of all: a later step must know the tables of requests that this one does not take down with it.
-        self._builder.adopt(plan.table_changes)
-        self._tell(plan, self._builder)
-        self._copy(plan)
-        if not len(plan.decodes) and not plan.chunks:
-            return StepResult(plan.step, NO_POSITIONS)
-        return self._run(plan, self._builder, self._sampler)
+        return self.launch(plan)()
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """As `execute`; on a GPU the step is queued, and the call waits for it, if sampling needs nothing of the host.
+
+        Steps are launched in the order of their plans, by one thread at a time; their results may wait in another.
+        """
+        with torch.inference_mode(), _on(self._device):
+            # First of all: a later step must know the tables of requests that this one does not take down with it.
+            self._builder.adopt(plan.table_changes)
+            self._tell(plan, self._builder)
+            self._copy(plan)
+            if not len(plan.decodes) and not plan.chunks:
+                return lambda: StepResult(plan.step, NO_POSITIONS)
+            return self._start(plan, self._builder, self._sampler)
 
     def follow(self, message: StepMessage) -> None:
         """Compute what rank 0 computes now, up to where it samples."""
@@ -171,6 +222,7 @@ class TorchRunner:
         builder.adopt(message.table_changes)
         self._copy(message)
         if len(message.slots) or message.pieces:
+            assert isinstance(builder, StepBuilder), "one rank of several reads the cache in place"
             with torch.inference_mode():
                 inputs = builder.inputs(message.slots, message.starts, message.tokens, message.pieces)
                 self._model.forward(self._on_scratch(inputs) if message.scratch else inputs, self._cache)
@@ -186,9 +238,10 @@ class TorchRunner:
         pool = Pool(self.num_blocks, self.block_tokens, longest)
         plan = synthetic_plan(pool, decode_requests, prefill_tokens, context_tokens, start_tokens)
         started = time.perf_counter_ns()
-        self._measured.adopt(plan.table_changes)
-        self._tell(plan, self._measured, scratch=True)
-        self._run(plan, self._measured, Sampler(), scratch=True)
+        with torch.inference_mode(), _on(self._device):
+            self._measured.adopt(plan.table_changes)
+            self._tell(plan, self._measured, scratch=True)
+            self._start(plan, self._measured, Sampler(), scratch=True)()
         return max(1, (time.perf_counter_ns() - started) // 1000)
 
     def first_token(self, prompt: list[int]) -> int:
@@ -201,9 +254,10 @@ class TorchRunner:
         """
         num_tokens = min(len(prompt), self.max_length_tokens, self.num_blocks * self.block_tokens)
         plan = first_plan(prompt[:num_tokens], self.block_tokens)
-        self._measured.adopt(plan.table_changes)
-        self._tell(plan, self._measured)
-        result = self._run(plan, self._measured, Sampler())
+        with torch.inference_mode(), _on(self._device):
+            self._measured.adopt(plan.table_changes)
+            self._tell(plan, self._measured)
+            result = self._start(plan, self._measured, Sampler())()
         if result.errors:
             raise ModelUnavailable(
                 f"the first token fails: {result.errors[0]}; the weights are damaged, or too large for "
@@ -225,13 +279,15 @@ class TorchRunner:
         if self._ranks is not None:
             self._ranks.close()
         self._model.group.leave()
+        self._graphs = None
         del self._model, self._cache, self._host
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _tell(self, plan: StepPlan, builder: StepBuilder, *, scratch: bool = False) -> None:
+    def _tell(self, plan: StepPlan, builder: StepBuilder | PagedBuilder, *, scratch: bool = False) -> None:
         """Tell the other ranks what is computed next. They start at once."""
         if self._ranks is not None:
+            assert isinstance(builder, StepBuilder), "one rank of several reads the cache in place"
             last_tokens = builder.last_tokens(plan.decodes.slots)
             self._ranks.tell(StepMessage.of(plan, last_tokens, synthetic=builder is self._measured, scratch=scratch))
 
@@ -246,26 +302,37 @@ class TorchRunner:
         kv_rows = inputs.kv_rows % self.block_tokens + self._cache.scratch_block * self.block_tokens
         return dataclasses.replace(inputs, kv_rows=kv_rows)
 
-    def _run(self, plan: StepPlan, builder: StepBuilder, sampler: Sampler, *, scratch: bool = False) -> StepResult:
-        with torch.inference_mode():
-            try:
-                inputs = builder.build(plan)
-                logits = self._model.forward(self._on_scratch(inputs) if scratch else inputs, self._cache)
-            except Exception as error:
-                if self._ranks is None:
-                    raise
-                raise self._ranks.loss(error) from error
-            samples = self._sample(plan, inputs.sampled, logits, sampler)
+    def _start(
+        self, plan: StepPlan, builder: StepBuilder | PagedBuilder, sampler: Sampler, *, scratch: bool = False
+    ) -> Callable[[], StepResult]:
+        try:
+            inputs = builder.build(plan)
+            logits = self._forward(self._on_scratch(inputs) if scratch else inputs)
+        except Exception as error:
+            if self._ranks is None:
+                raise
+            raise self._ranks.loss(error) from error
+        if isinstance(builder, PagedBuilder) and not needs_host(plan):
+            chosen = sampler.unseen(logits, () if plan.plain else plan.sampling())
+            builder.remember_on_device(inputs, chosen)
+            arrived = fetched(chosen)
+            return lambda: _result(plan.step, arrived())
+        samples = self._sample(plan, inputs.sampled, logits, sampler)
         order = inputs.sampled
         token_ids = np.empty(len(order), dtype=np.int64)
         token_ids[order] = samples.token_ids
         builder.remember(plan, token_ids)
-        return StepResult(
+        result = StepResult(
             plan.step,
             token_ids,
             {int(order[row]): value for row, value in samples.logprobs.items()},
             {int(order[row]): error for row, error in samples.errors.items()},
         )
+        return lambda: result
+
+    def _forward(self, inputs: StepInputs) -> Tensor:
+        logits = self._graphs.run(inputs) if self._graphs is not None else None
+        return logits if logits is not None else self._model.forward(inputs, self._cache)
 
     @staticmethod
     def _sample(plan: StepPlan, order: Ints, logits: Tensor, sampler: Sampler) -> Samples:
@@ -273,3 +340,47 @@ class TorchRunner:
             return sampler.likeliest(logits)
         rows = plan.sampling()
         return sampler.sample(logits, [rows[row] for row in order.tolist()])
+
+
+def _result(step: int, token_ids: Tensor) -> StepResult:
+    """Of tokens that came without waiting: below 0 there is none."""
+    found: Ints = token_ids.numpy().copy()
+    failed = np.flatnonzero(found < 0)
+    found[failed] = 0
+    return StepResult(step, found, errors=dict.fromkeys(failed.tolist(), NOT_FINITE))
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels and events of other libraries go where the thread's current device is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _profile(opened: Opened, loaded: Loaded, buckets: tuple[int, ...]) -> tuple[int | None, Reserve]:
+    """Prefill tokens of the largest step that fits on a GPU, and what it takes; a CPU's memory is not measured.
+
+    Raises:
+        ModelUnavailable: not even a small step fits.
+    """
+    if opened.device.type != "cuda":
+        return None, NO_RESERVE
+    runner = TorchRunner.of(opened, loaded, (PROFILE_BLOCKS, 0))
+    decodes = opened.most_decodes
+
+    def run(tokens: int) -> None:
+        runner.measure(decodes, tokens, decodes)
+
+    try:
+        largest = largest_that_fits(run, min(PREFILL_AXIS[-1], opened.max_length_tokens))
+        reserve = measured_reserve(
+            lambda: run(largest),
+            lambda size: runner.recorded((size,), recorder(opened.device)),
+            buckets,
+            opened.device,
+        )
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory(opened.path, error) from error
+    log.info(
+        "step memory measured",
+        extra={"prefill_tokens": largest, "step_bytes": reserve.step_bytes, "graph_bytes": reserve.graph_bytes},
+    )
+    return largest, reserve

@@ -27,14 +27,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sluice_engine.compute.transfer import sent
 from sluice_engine.core.constraint import ConstraintBroken
-from sluice_engine.core.plan import Logprob, ScheduledRequest
+from sluice_engine.core.plan import Logprob, ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request
 
 # About the root of a large vocabulary: so many groups race as tokens after them.
 _GROUP_TOKENS = 256
 # Sorted prefix in which top_p almost always finds its end; sorting a whole vocabulary costs milliseconds a row.
 _NUCLEUS_TOKENS = 256
+
+NOT_FINITE = "the model's logits are not finite"
 
 
 def keys_of(seed: int, choice: int, position: int) -> tuple[int, int]:
@@ -50,7 +53,7 @@ def exponentials(keys: Sequence[tuple[int, int]], racers: Tensor) -> Tensor:
     which win races, are the most finely graded.
     """
     halves = zip(*keys, strict=True)
-    first, second = (torch.tensor(half, dtype=torch.int32, device=racers.device)[:, None] for half in halves)
+    first, second = (sent(torch.tensor(half, dtype=torch.int32), racers.device)[:, None] for half in halves)
     # By an odd number: neighbours differ in all bits before they are mixed.
     bits = _mixed(_mixed((racers * (0x9E3779B1 - 2**32)) ^ first) ^ second)
     uniform = ((bits & 0x7FFFFFFF).float() + 0.5) * 2.0**-31
@@ -124,6 +127,22 @@ class Sampler:
         """As `sample`, for requests that all take the likeliest token and want nothing else."""
         return _checked(logits.argmax(-1), _finite(logits), logits.shape[-1])
 
+    @staticmethod
+    def unseen(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:
+        """As `sample`, for requests without `needs_host`, and without waiting: [S] on the device, −1 for an error.
+
+        No entries: all take the likeliest.
+        """
+        chosen = logits.argmax(-1)
+        drawn = [i for i, entry in enumerate(entries) if not entry.request.sampling.greedy]
+        if drawn and len(drawn) == len(entries):
+            chosen = _draw(logits, entries)
+        elif drawn:
+            at = sent(torch.tensor(drawn), logits.device)
+            chosen.index_copy_(0, at, _draw(logits.index_select(0, at), [entries[i] for i in drawn]))
+        right = logits.sum(-1).isfinite() & (chosen < logits.shape[-1])
+        return chosen.where(right, -1)
+
     def _adjust(self, row: Tensor, entry: ScheduledRequest) -> None:
         if entry.request.sampling.penalised:
             self._penalise(row, entry)
@@ -167,6 +186,14 @@ class _TokenCounts:
             self.seen[ids] = True
 
 
+def needs_host(plan: StepPlan) -> bool:
+    """Whether sampling waits for the device: something is reported, limited, counted, or compared with guesses."""
+    if plan.plain and not plan.draft_tokens:
+        return False
+    wanted = (entry.request.sampling for entry in plan.sampling())
+    return bool(plan.draft_tokens) or any(sampling.logprobs or sampling.adjusted for sampling in wanted)
+
+
 def _finite(logits: Tensor) -> list[bool]:
     """Rows that hold numbers only: one NaN or infinity makes the sum one, and finite logits cannot overflow theirs."""
     finite: list[bool] = logits.sum(-1).isfinite().tolist()
@@ -179,7 +206,7 @@ def _checked(chosen: Tensor, finite: list[bool], vocab_size: int) -> Samples:
     errors = {}
     for row, (token_id, is_finite) in enumerate(zip(token_ids, finite, strict=True)):
         if not is_finite or not 0 <= token_id < vocab_size:
-            token_ids[row], errors[row] = 0, "the model's logits are not finite"
+            token_ids[row], errors[row] = 0, NOT_FINITE
     return Samples(token_ids, {}, errors)
 
 
@@ -234,20 +261,21 @@ def _draw(logits: Tensor, entries: Sequence[ScheduledRequest]) -> Tensor:
     """[R] token ids drawn from logits [R, V]."""
     params = [entry.request.sampling for entry in entries]
     device = logits.device
-    temperature = torch.tensor([p.temperature for p in params], device=device)
+    temperature = sent(torch.tensor([p.temperature for p in params]), device)
     # The highest is taken off first: a tiny temperature then cannot overflow what decides the draw.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
     if any(p.min_p > 0 for p in params):
         # min_p × the highest probability, as logits below the highest, which is 0.
         floor = [math.log(p.min_p) if p.min_p > 0 else -math.inf for p in params]
-        scaled.masked_fill_(scaled < torch.tensor(floor, device=device)[:, None], -math.inf)
+        scaled.masked_fill_(scaled < sent(torch.tensor(floor), device)[:, None], -math.inf)
     vocab_size = logits.shape[-1]
     if any(0 < p.top_k < vocab_size for p in params):
         kept = [p.top_k if 0 < p.top_k < vocab_size else vocab_size for p in params]
         _keep_top_k(scaled, kept)
     probabilities = scaled.softmax(-1)
     if any(p.top_p < 1 for p in params):
-        _keep_top_p(probabilities, [p.top_p for p in params])
+        keep = _keep_top_p if device.type == "cpu" else _keep_top_p_unseen
+        keep(probabilities, [p.top_p for p in params])
     keys = [
         keys_of(entry.request.sampling.seed, entry.request.sampling.choice, entry.start + entry.num_tokens)
         for entry in entries
@@ -276,10 +304,12 @@ def _keep_top_k(scaled: Tensor, kept: list[int]) -> None:
     """Drop, in place, what is below a row's k-th highest; ties with it stay."""
     vocab_size = scaled.shape[-1]
     rows = [i for i, k in enumerate(kept) if k < vocab_size]
-    highest = scaled[rows].topk(max(kept[i] for i in rows), dim=-1).values
-    column = torch.tensor([kept[i] - 1 for i in rows], device=scaled.device)
+    at = sent(torch.tensor(rows), scaled.device)
+    some = scaled.index_select(0, at)
+    highest = some.topk(max(kept[i] for i in rows), dim=-1).values
+    column = sent(torch.tensor([kept[i] - 1 for i in rows]), scaled.device)
     least = highest.gather(1, column[:, None])
-    scaled[rows] = scaled[rows].masked_fill(scaled[rows] < least, -math.inf)
+    scaled.index_copy_(0, at, some.masked_fill(some < least, -math.inf))
 
 
 def _keep_top_p(probabilities: Tensor, shares: list[float]) -> None:
@@ -297,3 +327,13 @@ def _keep_top_p(probabilities: Tensor, shares: list[float]) -> None:
             size = min(8 * size, probabilities.shape[-1])
         least = highest[max(num_kept, 1) - 1]
         probabilities[row].masked_fill_(probabilities[row] < least, 0.0)
+
+
+def _keep_top_p_unseen(probabilities: Tensor, shares: list[float]) -> None:
+    """The same without waiting for the device: whole rows are sorted, which a GPU does in passing."""
+    share = sent(torch.tensor(shares, dtype=torch.float64), probabilities.device)[:, None]
+    highest = probabilities.sort(dim=-1, descending=True).values
+    before = highest.cumsum(-1, dtype=torch.float64) - highest
+    last = ((before < share).sum(-1, keepdim=True) - 1).clamp_(min=0)
+    dropped = (probabilities < highest.gather(1, last)) & (share < 1)
+    probabilities.masked_fill_(dropped, 0.0)
