@@ -28,6 +28,7 @@ CLASSES = "tests/engine/test_policies.py"
 CONTAINED = "tests/engine/test_containment.py"
 DEADLINES = "tests/engine/test_deadlines.py"
 ENTRY = "tests/engine/test_entry.py"
+NEEDS = "tests/engine/test_needs.py"
 ORDERS = "tests/engine/test_order.py"
 FAIR = "tests/engine/test_fair.py"
 VICTIMS = "tests/engine/test_preemption.py"
@@ -344,6 +345,28 @@ MUTATIONS = (
         "return request.num_preemptions < max_preemptions and ",
         "return ",
         (VICTIMS,),
+    ),
+    # Adapters: whoever waits for one delays nobody, and does not wait for ever.
+    Mutation(
+        "who waits for an adapter hides who waits for none",
+        "entry.py",
+        "LOOK_PAST_ADAPTERS = 64",
+        "LOOK_PAST_ADAPTERS = 4",
+        (NEEDS,),
+    ),
+    Mutation(
+        "an adapter that never rests keeps another out for ever",
+        "entry.py",
+        "                adapters_shut |= request.num_overtaken >= MAX_OVERTAKEN\n",
+        "",
+        (NEEDS,),
+    ),
+    Mutation(
+        "one adapter's blocks are found with another",
+        "prefix_cache.py",
+        "_root(request.tenant, request.adapter, size)",
+        '_root(request.tenant, "", size)',
+        (PREFIX,),
     ),
     # Shared blocks, and state on the host.
     Mutation(
