@@ -47,6 +47,7 @@ def make_tiny_llama(
     tied_head: bool = True,
     num_shards: int = 1,
     config: dict[str, object] | None = None,
+    vocab_size: int = VOCAB_SIZE,
 ) -> Path:
     """Write the model to a directory, which is made; `config` overrides fields of its config.json.
 
@@ -57,7 +58,7 @@ def make_tiny_llama(
     fields: dict[str, object] = {
         "architectures": [FAMILIES[family]],
         "model_type": family,
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,
         "num_hidden_layers": num_layers,
@@ -79,7 +80,15 @@ def make_tiny_llama(
     fields |= config or {}
     (path / "config.json").write_text(json.dumps(fields, indent=2))
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [IM_END, END_OF_TEXT]}))
-    tensors = _tensors(seed, hidden_size, intermediate_size, num_layers, num_heads * head_dim, num_kv_heads * head_dim)
+    tensors = _tensors(
+        seed,
+        vocab_size,
+        hidden_size,
+        intermediate_size,
+        num_layers,
+        num_heads * head_dim,
+        num_kv_heads * head_dim,
+    )
     tensors |= _family_tensors(seed, fields, tensors)
     if tied_head:
         del tensors["lm_head.weight"]
@@ -88,7 +97,9 @@ def make_tiny_llama(
     return path
 
 
-def _tensors(seed: int, hidden: int, inner: int, num_layers: int, q_size: int, kv_size: int) -> dict[str, Tensor]:
+def _tensors(
+    seed: int, vocab_size: int, hidden: int, inner: int, num_layers: int, q_size: int, kv_size: int
+) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
@@ -99,7 +110,7 @@ def _tensors(seed: int, hidden: int, inner: int, num_layers: int, q_size: int, k
     def norm() -> Tensor:
         return 1 + 0.1 * torch.randn(hidden, generator=generator)
 
-    tensors = {"model.embed_tokens.weight": matrix(VOCAB_SIZE, hidden, 4.0)}
+    tensors = {"model.embed_tokens.weight": matrix(vocab_size, hidden, 4.0)}
     for i in range(num_layers):
         prefix = f"model.layers.{i}."
         tensors |= {
@@ -113,7 +124,7 @@ def _tensors(seed: int, hidden: int, inner: int, num_layers: int, q_size: int, k
             f"{prefix}mlp.up_proj.weight": matrix(inner, hidden),
             f"{prefix}mlp.down_proj.weight": matrix(hidden, inner),
         }
-    return tensors | {"model.norm.weight": norm(), "lm_head.weight": matrix(VOCAB_SIZE, hidden, 4.0)}
+    return tensors | {"model.norm.weight": norm(), "lm_head.weight": matrix(vocab_size, hidden, 4.0)}
 
 
 def _family_tensors(seed: int, fields: dict[str, object], tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import pickle
 import random
 import re
 import signal
@@ -11,16 +13,21 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.reference import Reference, greedy, outputs, run
 from sluice_engine.compute.ranks import ending
 from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.compute.step_message import Share, StepMessage
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.loop import RunnerFailed
-from sluice_engine.core.plan import StepPlan, StepResult
-from sluice_engine.core.request import Outcome
-from sluice_engine.errors import InvalidConfig
+from sluice_engine.core.plan import NO_POSITIONS, NOBODY, ScheduledRequest, StepPlan, StepResult
+from sluice_engine.core.request import Outcome, Request, SamplingParams
+from sluice_engine.errors import InvalidConfig, ModelUnavailable
+from sluice_engine.kernels.library import SWITCH
+from sluice_engine.serving.publication import LoadedEngine
+from sluice_engine.serving.service import EngineService
 from tiny_model import make_tiny_llama
 
 
@@ -56,7 +63,8 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def tiny(folder: Path) -> Path:
-    return make_tiny_llama(folder / "tiny", tied_head=False)
+    """Of a width that own kernels compute, also when it is halved; the head's rows do not divide by two or four."""
+    return make_tiny_llama(folder / "tiny", hidden_size=128, intermediate_size=256, tied_head=False, vocab_size=263)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +110,11 @@ class TestTwoRanks:
 
 
 @pytest.mark.slow
-def test_four_ranks_say_what_one_says(tiny: Path, reference: Reference, folder: Path) -> None:
-    """With a vocabulary of 260 every rank has 65 rows of the head."""
+def test_four_ranks_say_what_one_says(
+    tiny: Path, reference: Reference, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without own kernels; the last rank has 65 rows of the head, the others 66."""
+    monkeypatch.setenv(SWITCH, "off")
     engine = Engine(tiny, 4, folder)
     requests = [greedy(str(i), _prompt(i, length), max_tokens=16) for i, length in enumerate((1, 17, 60))]
     run(engine.runner, requests, chunk=16)
@@ -114,7 +125,7 @@ def test_four_ranks_say_what_one_says(tiny: Path, reference: Reference, folder: 
     assert all(gone(pid) for pid in engine.pids)
     assert not engine.lost, "an end that was asked for is no loss"
     assert len(engine.runner.rank_bytes) == 4
-    assert not list(folder.glob(".ranks-*"))
+    assert not (folder / "s.ranks").exists()
 
 
 @pytest.mark.slow
@@ -153,6 +164,70 @@ def gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def test_a_rank_that_does_not_start_is_one_line(tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for python, says in (
+        ("/bin/false", r"rank 1 of 2 \(process \d+\) ended with status 1"),
+        ("/none", "cannot be started"),
+    ):
+        monkeypatch.setattr("sys.executable", python)
+        with pytest.raises(ModelUnavailable, match=says) as caught:
+            Engine(tiny, 2, folder)
+        assert caught.value.code == "RankFailed"
+
+
+async def test_an_engine_that_lost_a_rank_fails_though_its_thread_is_stuck() -> None:
+    """NCCL waits for a rank that has died; what its thread says later is no cause."""
+    freed = threading.Event()
+
+    def load(_progress: object) -> LoadedEngine:
+        freed.wait()
+        raise ModelUnavailable("the group is broken")
+
+    service = EngineService(load, lambda: 0)
+    service.start()
+    await asyncio.to_thread(service.lose, "RankFailed", "rank 1 is gone")
+    await service.ended()
+    assert (service.phase, service.failure, service.thread_alive()) == (
+        "failed",
+        ("RankFailed", "rank 1 is gone"),
+        True,
+    )
+
+    freed.set()
+    while service.thread_alive():  # noqa: ASYNC110  # a thread
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0)
+    assert service.failure == ("RankFailed", "rank 1 is gone")
+
+
+def test_what_a_step_is_told_with_is_small() -> None:
+    """A thousand decodes: 24 bytes each."""
+    numbers = np.arange(1000)
+    message = StepMessage((), numbers, numbers, numbers, ())
+
+    assert len(pickle.dumps(message)) < 24 * 1000 + 1000
+
+
+def test_a_follower_s_shares_are_those_of_the_plan() -> None:
+    """Guesses too: the rows after which a token is sampled, and what each ends with."""
+    request = Request("r", list(range(50)), 50, SamplingParams(max_tokens=4, temperature=0.0), 0)
+    for chunk in (
+        ScheduledRequest(request, 0, 3, 10, 20, samples=False),
+        ScheduledRequest(request, 0, 3, 49, 1, samples=True),
+        ScheduledRequest(request, 0, 3, 49, 4, samples=True, drafts=(7, 8, 9)),
+    ):
+        plan = StepPlan(0, NOBODY, NO_POSITIONS, (chunk,), 0, 0)
+        (piece,) = StepMessage.of(plan, NO_POSITIONS).pieces
+
+        def told(share: Share) -> list[tuple[object, ...]]:
+            return [
+                (one.slot, one.start, one.num_tokens, one.tokens, one.num_sampled) for one in (share, *share.sampling())
+            ]
+
+        assert told(piece)[0] == told(chunk)[0]
+        assert [row[:4] for row in told(piece)[1:]] == [row[:4] for row in told(chunk)[1:]]
 
 
 @pytest.mark.parametrize(

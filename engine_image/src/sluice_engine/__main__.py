@@ -78,6 +78,7 @@ def main(argv: list[str] | None = None) -> int:
         failure = runner.run(_serve(config, live, file))
     if failure is None:
         return 0
+    stuck = _outlives(SHUTDOWN_S)
     code, message = failure
     last_words = f"{code}: {message}"
     print(last_words, file=sys.stderr)  # noqa: T201  # likewise
@@ -86,10 +87,19 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         log.info("termination message not written", extra={"error": str(error)})
     status = 2 if code == "InvalidConfig" else 1
-    if any(thread.name == ENGINE_THREAD and thread.is_alive() for thread in threading.enumerate()):
+    if stuck:
         logging.shutdown()
-        os._exit(status)  # it waits for a rank that has ended, and would wait on
+        os._exit(status)  # the interpreter's own way out would wait, too
     return status
+
+
+def _outlives(limit_s: float) -> bool:
+    """Whether the engine's thread still runs then: it may wait for a rank that has ended. It says nothing after."""
+    for thread in threading.enumerate():
+        if thread.name == ENGINE_THREAD:
+            thread.join(limit_s)
+            return thread.is_alive()
+    return False
 
 
 def _read(path: Path) -> bytes:

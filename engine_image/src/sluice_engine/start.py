@@ -67,6 +67,7 @@ def load_engine(
         tuning=core.tuning,
         tokenizer=dataclasses.replace(tokenizer, token_bytes=_padded(tokenizer.token_bytes, runner.vocab_size)),
         vocab_size=runner.vocab_size,
+        rank_bytes=runner.rank_bytes,
         model_revision=revision,
         adapters=runner.adapters,
         keep=_Keeper(core.tuning, kept_path(runner, config, live)),

@@ -127,6 +127,8 @@ class Opened:
             path_taken += f", {self.shard.size} ranks"
         description = f"{_digest(self.path, self.tensors)}, {describe(self.device, self.dtype)}, {path_taken}"
         weight_bytes = self.shard.least_weight_values(self.tensors.architecture) * self.dtype.itemsize
+        if self.device.type == "cuda":
+            weight_bytes = torch.cuda.memory_allocated(self.device)
         return Loaded(model, adapters, description, free_memory_bytes(self.device), weight_bytes)
 
     def buckets(self, model: Model) -> tuple[int, ...]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import queue
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,14 +50,16 @@ class Ranks:
         self._closing = False
         self._failure: tuple[str, str] | None = None
         self._failed = threading.Event()
-        # Beside the socket: what a read-only container can write for certain.
-        self._folder = tempfile.TemporaryDirectory(prefix=".ranks-", dir=Path(config.socket_path).parent)
-        self.store = Path(self._folder.name) / "store"
+        # Beside the socket, whose owner we are: what a read-only container can write for certain.
+        self._folder = Path(f"{config.socket_path}.ranks")
+        self.store = self._folder / "store"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection[Any, Any]] = []
         self._answers: list[queue.SimpleQueue[Any]] = []
         self._watch = threading.Thread(target=self._watch_all, name="ranks", daemon=True)
         try:
+            shutil.rmtree(self._folder, ignore_errors=True)  # of one that was killed
+            self._folder.mkdir(mode=0o700)
             for rank in range(1, config.tensor_parallel):
                 self._start(config, rank)
         except OSError as error:
@@ -131,7 +133,7 @@ class Ranks:
             self._watch.join(_EXIT_S)
         for pipe in self._pipes:
             pipe.close()
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, config: EngineConfig, rank: int) -> None:
         ours, theirs = Pipe()
@@ -142,7 +144,8 @@ class Ranks:
         self._processes.append(process)
         self._pipes.append(ours)
         self._answers.append(queue.SimpleQueue())
-        ours.send((rank, to_json(config), str(self.store)))
+        with suppress(OSError):  # it has ended already: whoever waits for its answer is told
+            ours.send((rank, to_json(config), str(self.store)))
 
     def _watch_all(self) -> None:
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes, 1)}

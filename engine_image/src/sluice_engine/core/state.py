@@ -207,6 +207,8 @@ class EngineState:
     model_revision: str = ""
     """The commit that a model of a hub is; empty for other sources."""
     max_length_tokens: int = 0
+    ranks: int = 1
+    """Processes that compute the model together."""
     step: int = 0
     step_running_us: int = 0
     """How long the step in flight has run; 0 between steps."""

@@ -44,6 +44,7 @@ def engine_state(
         model=identity.served_name,
         model_revision=engine.model_revision if engine is not None else "",
         max_length_tokens=engine.max_length_tokens if engine is not None else 0,
+        ranks=max(1, len(engine.rank_bytes)) if engine is not None else 1,
         step=published.step if published is not None else 0,
         step_running_us=service.step_running_us(),
         step_predicted_us=engine.loop.step_predicted_us if engine is not None else 0,

@@ -140,6 +140,10 @@ def _live_changes(file: LiveFile) -> Metric:
 
 def _limits(engine: LoadedEngine) -> Iterator[Metric]:
     derived = engine.tuning.current.derived
+    ranks = GaugeMetricFamily("sluice_engine_rank_bytes", "Weights and KV pool of a rank.", labels=["rank"])
+    for rank, num_bytes in enumerate(engine.rank_bytes):
+        ranks.add_metric([str(rank)], num_bytes)
+    yield ranks
     yield _gauge("slo_feasible", "1 when the promise can be kept by the measured step times.", float(derived.feasible))
     yield _gauge("prefill_chunk_ceiling_tokens", "Most prefill tokens beside decodes.", derived.chunk_ceiling_tokens)
     yield _gauge("token_budget_tokens", "Most tokens of one step.", derived.token_budget)

@@ -45,6 +45,8 @@ class LoadedEngine:
     """What it says of itself."""
     vocab_size: int
     """The model's: token ids of a prompt are below this."""
+    rank_bytes: tuple[int, ...] = ()
+    """Weights and KV pool of each process that computes the model."""
     model_revision: str = ""
     """The commit that a hub's model is; empty for other sources."""
     adapters: AdapterShelf | None = None
