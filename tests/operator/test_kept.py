@@ -179,6 +179,21 @@ async def test_a_default_that_a_newer_definition_added_changes_nothing(installat
     assert installation.template == template
 
 
+async def test_defaults_of_a_definition_that_comes_before_its_operator_change_nothing(
+    installation: Installation,
+) -> None:
+    await installation.run(OLD)
+    template = copy.deepcopy(installation.template)
+    for part in [one for one in installation.body["spec"].values() if isinstance(one, dict)]:
+        part["ofALaterDefinition"] = {"such": "as a default"}
+    installation.body["spec"]["model"]["source"]["ofALaterDefinition"] = 1
+
+    await installation.run(OLD)
+
+    assert installation.template == template, "`helm upgrade` would roll each pod, before the new operator is there"
+    assert len(installation.revisions()) == 1
+
+
 async def test_a_value_other_than_that_default_does(installation: Installation) -> None:
     await installation.run(OLD)
     older = copy.deepcopy(installation.body["spec"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sluice_engine import codec
 from sluice_engine.config import (
     AdaptersConfig,
     AdmissionConfig,
@@ -130,18 +131,19 @@ def _parse(body: Json) -> ServiceSpec:
             raise InvalidSpec(f"spec.resources.{kind}", problem)
     capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity")
     served_name = model.get("servedName", metadata["name"])
+    engine_model = ModelConfig(
+        source=parse_source(model["source"]),
+        served_name=served_name,
+        data_type=model["dataType"],
+        quantization=model["quantization"],
+        max_length_tokens=model.get("maxLengthTokens"),
+    )
     return ServiceSpec(
         name=metadata["name"],
         namespace=metadata.get("namespace", ""),
         uid=metadata.get("uid", ""),
         generation=metadata.get("generation", 0),
-        model=ModelConfig(
-            source=parse_source(model["source"]),
-            served_name=served_name,
-            data_type=model["dataType"],
-            quantization=model["quantization"],
-            max_length_tokens=model.get("maxLengthTokens"),
-        ),
+        model=engine_model,
         adapters=parse_adapters(model, served_name, accelerator["count"]),
         hub=parse_access(model["source"]),
         runtime=spec["runtime"]["type"],
@@ -214,14 +216,22 @@ def _parse(body: Json) -> ServiceSpec:
         autoscaling=_autoscaling(spec.get("autoscaling")),
         pod_monitor=spec["monitoring"]["podMonitor"] == "Enabled",
         pod_template=spec["podTemplate"],
-        cost_basis={
-            **{key: spec[key] for key in ("accelerator", "resources")},
-            # What adapters there are changes nothing about the model's own steps.
-            "model": {name: value for name, value in model.items() if name not in {"adapters", "adapterLoading"}},
-            # The same engine under another version of the template costs the same.
-            "runtime": {name: value for name, value in spec["runtime"].items() if name != "version"},
-        },
+        cost_basis=_cost_basis(spec, engine_model),
     )
+
+
+def _cost_basis(spec: Json, model: ModelConfig) -> Json:
+    # By the fields that are known here: an upgrade brings the later definition first, whose defaults are in every spec
+    # that is read from then on, and what pods run by must not change with them.
+    known = {
+        "accelerator": ("count", "resourceName"),
+        "resources": ("requests", "limits", "claims"),
+        # The same engine under another version of the template costs the same.
+        "runtime": ("type", "image", "imagePullPolicy"),
+    }
+    parts = {part: {name: spec[part].get(name) for name in names} for part, names in known.items()}
+    # What adapters there are changes nothing about the model's own steps.
+    return {"model": codec.encode(model), **parts}
 
 
 def _autoscaling(written: Json | None) -> Autoscaling | None:
