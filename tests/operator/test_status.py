@@ -506,6 +506,19 @@ def test_what_stalls_now_is_told_and_not_what_a_pod_recovered_from() -> None:
     assert "too tight" in stalled["message"]
 
 
+@pytest.mark.parametrize("gates", [{}, {"a": scene.gate_state(phase="failed"), "b": scene.gate_state(phase="loading")}])
+def test_what_was_mended_is_not_held_against_the_pods_that_have_the_change(gates: dict[str, Any]) -> None:
+    old = scene.pod("a", revision="old", ready=False, engine=CRASHED if not gates else None)
+
+    before = compute(situation(old, gates=gates), {}, NOW)
+    mended = compute(situation(old, scene.pod("b", ready=False), gates=gates), before, LATER)
+
+    assert before["failure"]["pod"] == "a"
+    assert "failure" not in mended
+    told = {one["type"]: one["status"] for one in mended["conditions"]}
+    assert (told["Progressing"], "Stalled" in told, told["Degraded"]) == ("True", False, "False")
+
+
 def test_a_failure_is_cleared_on_recovery() -> None:
     crashed = compute(situation(scene.pod(ready=False, engine=CRASHED), gates={}), {}, NOW)
     recovered = compute(SERVING, crashed, LATER)

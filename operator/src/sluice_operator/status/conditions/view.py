@@ -91,12 +91,12 @@ class View:
                 return failure("EngineHung", text, state.pod.name)
         if refused := next((found for state in self.states if (found := obeyed.refusal(state))), None):
             return refused
-        # Newest pods first: their trouble is what the user just caused.
-        for pod in (*self.current, *self.old):
-            if pod.failure:
-                return pod.failure
+        # An older pod's trouble may be what the user just mended: it counts until there is a pod that has the change.
+        blamed = self.current or self.old
+        if found := next((pod.failure for pod in blamed if pod.failure), None):
+            return found
         for state in self.states:
-            if state.engine and state.engine.phase == "failed":
+            if state.pod in blamed and state.engine and state.engine.phase == "failed":
                 return failure("EngineFailed", state.engine.failure or "the engine failed", state.pod.name)
         # Pods that are gone explain what is missing; once nothing is, they are history.
         return next((pod.failure for pod in self.ended if pod.failure), None) if not self.is_complete else None
@@ -140,8 +140,8 @@ class View:
         return "; in place, since there was no room for a pod beside them"
 
     def loading(self) -> str:
-        """What the least advanced loading pod says."""
-        for state in self.states:
+        """What a loading pod says, one of the current revision where there is one."""
+        for state in sorted(self.states, key=lambda state: state.pod in self.old):
             engine = state.engine
             if engine and engine.phase == "loading":
                 elapsed_s = seconds_between(state.pod.engine_began_at, self.now)
