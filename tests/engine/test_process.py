@@ -313,7 +313,14 @@ async def test_after_a_kill_mid_stream_the_client_knows_and_the_next_engine_star
 
 @pytest.mark.slow
 def test_everything_but_the_start_imports_without_torch() -> None:
-    modules = ["__main__", "server", "service", "metrics", "tokenizer", "intake", "answer", "live_state", "sources"]
+    serving = ("server", "service", "metrics", "intake", "answer", "live_state", "chat_prompt")
+    text = ("tokenizer", "grammars", "tool_calls", "tool_grammar")
+    modules = [
+        "__main__",
+        "model_files.sources",
+        *(f"serving.{name}" for name in serving),
+        *(f"text.{name}" for name in text),
+    ]
     code = f"import sys\nfor name in {modules}: __import__('sluice_engine.' + name)\nassert 'torch' not in sys.modules"
 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
