@@ -12,7 +12,9 @@ import statistics
 import sys
 import time
 
+import aiohttp
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from report import Bar, Report, arguments
 from sluice_operator.bench import prompts
@@ -38,6 +40,8 @@ LEVELS = {1: 8, 4: 24, 16: 64, 48: 144}
 QUICK_LEVELS = {1: 3, 16: 32}
 ROUNDS = 3
 TARGETS = {1: 27.0, 16: 130.0}
+# Share of the engine's loop outside the model, at this many clients.
+OVERHEAD_CLIENTS, MAX_OVERHEAD_PERCENT = 48, 5.0
 
 
 async def one_run(clients: Clients, at_once: int, requests: int, seed: int) -> dict[str, float]:
@@ -58,6 +62,15 @@ async def one_run(clients: Clients, at_once: int, requests: int, seed: int) -> d
     return row
 
 
+async def loop_seconds(socket_path: str) -> tuple[float, float]:
+    """The engine's counters of time in the model's steps, and of time of its loop beside them."""
+    connector = aiohttp.UnixConnector(socket_path)
+    async with aiohttp.ClientSession(connector=connector) as session, session.get("http://engine/metrics") as answer:
+        page = await answer.text()
+    values = {sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples}
+    return values["sluice_engine_runner_seconds_total"], values["sluice_engine_loop_overhead_seconds_total"]
+
+
 async def measure(levels: dict[int, int], rounds: int) -> dict[int, list[dict[str, float]]]:
     """`rounds` runs at each level, interleaved, so that a slow minute of the machine meets every level."""
     spec = parse(manifest.check(yaml.safe_load(MANIFEST), "engine_load"))
@@ -68,7 +81,11 @@ async def measure(levels: dict[int, int], rounds: int) -> dict[int, list[dict[st
             await one_run(clients, 4, 8, seed=1)
             for round_number in range(rounds):
                 for at_once, requests in levels.items():
+                    before = await loop_seconds(pod.engine_socket)
                     row = await one_run(clients, at_once, requests, seed=100 + round_number)
+                    after = await loop_seconds(pod.engine_socket)
+                    model, beside = (b - a for a, b in zip(before, after, strict=True))
+                    row["outside_model_percent"] = 100 * beside / (model + beside)
                     print(f"  {at_once} clients: {row}", flush=True)
                     runs[at_once].append(row)
     return runs
@@ -84,6 +101,9 @@ def main() -> int:
         if clients in TARGETS:
             name = f"output tok/s at {clients} client{'s' * (clients > 1)}"
             report.bars.append(Bar(name, medians["output_tokens_per_s"], "tok/s", TARGETS[clients], "higher"))
+        if clients == OVERHEAD_CLIENTS:
+            name = f"share of step time outside the model at {clients} clients"
+            report.bars.append(Bar(name, medians["outside_model_percent"], "%", MAX_OVERHEAD_PERCENT, "lower"))
     return report.finish()
 
 

@@ -7,7 +7,6 @@ request's tokens do not depend on who it was batched with. Formats are GGUF's Q8
 
 from __future__ import annotations
 
-import gguf
 import torch
 from torch import Tensor
 
@@ -45,6 +44,8 @@ def check(quantization: Quantization, architecture: Architecture, device: torch.
 
 def rounded(values: Tensor, kind: int) -> tuple[Tensor, Blocks | None]:
     """A matrix [out, in] in float32 as what its blocks stand for, and the blocks; none where rows do not divide."""
+    import gguf  # noqa: PLC0415  # GGUF files alone need it
+
     quantised = gguf.GGMLQuantizationType(kind)
     parts, blocks = [], []
     for first in range(0, len(values), _ROWS):

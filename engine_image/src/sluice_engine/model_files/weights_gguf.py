@@ -12,8 +12,8 @@ import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -25,6 +25,9 @@ from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.gguf_header import HeaderReader
 from sluice_engine.model_files.gguf_metadata import ROPE_FACTORS, has_rotary_pairs, read_gguf_metadata, tensor_names
 from sluice_engine.model_files.shard import Cut
+
+if TYPE_CHECKING:
+    import gguf
 
 _TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32
@@ -104,6 +107,8 @@ class GGUFTensors:
 
     def _raw(self, entry: _Entry, cut: Cut | None = None) -> npt.NDArray[np.uint8]:
         """A tensor as it lies in the file: [rows, bytes of a row]; of a part, the blocks that it lies in."""
+        import gguf  # noqa: PLC0415  # GGUF files alone need it
+
         block_size, type_size = (int(size) for size in gguf.GGML_QUANT_SIZES[entry.kind])
         row_bytes = entry.shape[-1] * type_size // block_size
         rows = self._data[entry.offset : entry.offset + entry.num_bytes].reshape(-1, row_bytes)
@@ -114,6 +119,8 @@ class GGUFTensors:
         return rows[:, cut.first // block_size * type_size : -(-cut.end // block_size) * type_size]
 
     def _values(self, entry: _Entry, cut: Cut | None = None) -> npt.NDArray[np.float32]:
+        import gguf  # noqa: PLC0415  # GGUF files alone need it
+
         values = np.array(gguf.quants.dequantize(self._raw(entry, cut), entry.kind), dtype=np.float32)
         if cut is None:
             return values.reshape(entry.shape)
@@ -126,6 +133,8 @@ class GGUFTensors:
 
 def _is_whole(cut: Cut, entry: _Entry) -> bool:
     """Whether a part of a matrix consists of whole blocks; those lie within rows."""
+    import gguf  # noqa: PLC0415  # GGUF files alone need it
+
     block_size = int(gguf.GGML_QUANT_SIZES[entry.kind][0])
     return cut.dimension == 0 or not (cut.first % block_size or cut.end % block_size)
 
@@ -148,6 +157,8 @@ def is_turned(name: str) -> bool:
 @cache
 def can_read(kind: gguf.GGMLQuantizationType) -> bool:
     """Whether the `gguf` package knows what values this type stands for: asked of it, with a block of zeros."""
+    import gguf  # noqa: PLC0415  # GGUF files alone need it
+
     try:
         gguf.quants.dequantize(np.zeros((1, int(gguf.GGML_QUANT_SIZES[kind][1])), dtype=np.uint8), kind)
     except NotImplementedError:
@@ -185,6 +196,8 @@ def _line(reader: HeaderReader, data: mmap.mmap, path: Path) -> tuple[str, tuple
 
 
 def _entry(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Entry:
+    import gguf  # noqa: PLC0415  # GGUF files alone need it
+
     try:
         quantisation = gguf.GGMLQuantizationType(kind)
         block_size, type_size = gguf.GGML_QUANT_SIZES[quantisation]
