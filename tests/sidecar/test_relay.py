@@ -3,11 +3,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import cast
 
 import pytest
+from aiohttp.http_writer import StreamWriter
 
 from sidecar.raw_engine import DONE, HEAD, LAST, RawEngine, chunk, event
 from sidecar.running import RunningGate, empty, running_gate, until
@@ -225,3 +226,25 @@ async def test_the_next_request_on_the_same_connection_waits_its_turn(relayed: R
         assert (await reader.readuntil(LAST)).count(b"data: ") == 3
     writer.close()
     assert await outcome(relayed) == {"completed": 2}
+
+
+async def test_head_and_end_are_no_writes_of_their_own(
+    raw: RawEngine, relayed: RunningGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+    send = StreamWriter._writelines
+
+    def recorded(self: StreamWriter, chunks: Iterable[bytes]) -> None:
+        written.append(b"".join(chunks))
+        send(self, chunks)
+
+    def alone(_: StreamWriter, chunk: bytes) -> None:
+        pytest.fail(f"{chunk!r} is a write of its own")
+
+    sends(raw, HEAD + chunk(event("a")), chunk(event("b")), chunk(DONE) + LAST)
+    monkeypatch.setattr(StreamWriter, "_writelines", recorded)
+    monkeypatch.setattr(StreamWriter, "_write", alone)
+
+    assert await read(relayed) == WHOLE
+    told = [one for one in written if event("a") in one or DONE in one]
+    assert (told[0].startswith(b"HTTP/1.1 200 OK"), told[-1].endswith(chunk(DONE) + LAST)) == (True, True)

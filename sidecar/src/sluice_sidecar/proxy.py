@@ -24,7 +24,7 @@ from sluice_sidecar.stream import Answer, EventStream
 from sluice_sidecar.telemetry.measure import StreamTimes
 from sluice_sidecar.telemetry.recorder import Recorder
 from sluice_sidecar.web import events, headers
-from sluice_sidecar.web.watch import StreamWatch
+from sluice_sidecar.web.watch import StreamHead, StreamWatch
 
 # Answers up to this size are sent once they are whole, so that a broken one can still become an error.
 _WHOLE_BYTES = 1024 * 1024
@@ -103,7 +103,7 @@ class Proxy:
         """Where the answer goes: a response with the engine's headers and the gate's own."""
         call, upstream = answer.call, answer.upstream
         told = headers.for_client(upstream.headers, call.answer_headers() | own)
-        response = web.StreamResponse(status=upstream.status, headers=told)
+        response = StreamHead(status=upstream.status, headers=told)
         if self._closing(call.request):
             response.force_close()
         return StreamWatch(call.request, response, self._clock, self._stall_timeout_us, pings=pings)
@@ -130,8 +130,7 @@ class Proxy:
         elif upstream.content_length is not None:
             watch.response.content_length = upstream.content_length
         try:
-            await watch.begin()
-            await watch.write(head, self._clock())
+            await watch.begin(head)
             self._recorder.metrics.response_bytes.value += len(head)
             tail = head[-events.TAIL_BYTES :]
             while chunk := await self._next(call, upstream):

@@ -64,23 +64,26 @@ class EventStream:
         """What came last, and more than is asked for."""
         self._pending = b""
         """The beginning of an event whose end has not come yet."""
+        self._held = b""
+        """Whole events that came with the end of the body."""
 
     async def carry(self) -> web.StreamResponse:
         """Pass it on, from its head to its end; the call's outcome is told before the last byte goes out."""
         call, watch = self._call, self._watch
         try:
-            await watch.begin()
-            whole = await Relay(self._upstream, self._take, watch.caught_up).run()
+            # An engine sends the beginning of its answer with the head.
+            first = b"" if self._upstream.content.exception() else self._upstream.content.read_nowait()
+            await watch.begin(self._seen(first, self._clock()) if first else b"")
+            whole = await Relay(self._upstream, self._take, watch.caught_up, len(first)).run()
             call.outcome = self._outcome(whole=whole)
             if call.outcome == "completed":
                 self._answer.permit.completed = self._upstream.status == web.HTTPOk.status_code
                 self._completed(self._answer, self._tail)
             # An engine that frames nothing ends what it breaks off as it ends what is whole.
             if not whole or (call.outcome != "completed" and b'"error"' not in self._tail):
-                await watch.write(self._error_event(), self._clock())
-            elif self._pending:
-                await watch.write(self._pending, self._clock())
-            await watch.finish()
+                await watch.finish(self._held + self._error_event())
+            else:
+                await watch.finish(self._held + self._pending)
         except (ConnectionError, asyncio.CancelledError):
             call.outcome = "stalled" if watch.stalled else "client_left"
             raise
@@ -91,6 +94,16 @@ class EventStream:
     def _take(self, piece: bytes) -> bool:
         """Pass on a piece; whether the client is behind."""
         now_us = self._clock()
+        if not (events_in_it := self._seen(piece, now_us)):
+            return False
+        if self._upstream.content.at_eof():
+            # It goes out with the end of the body.
+            self._held += events_in_it
+            return False
+        return self._watch.send(events_in_it, now_us)
+
+    def _seen(self, piece: bytes, now_us: int) -> bytes:
+        """Count what a piece brought; the whole events to pass on."""
         self._entry.touched_us = now_us
         if not self._alone:
             self._count_choices(piece, now_us)
@@ -103,10 +116,8 @@ class EventStream:
         if self._pending or not piece.endswith(b"\n\n"):
             # Only whole events go out, so that an error event can always follow.
             piece, self._pending = events.whole_events(self._pending + piece)
-            if not piece:
-                return False
         self._recorder.metrics.response_bytes.value += len(piece)
-        return self._watch.send(piece, now_us)
+        return piece
 
     @property
     def _tail(self) -> bytes:

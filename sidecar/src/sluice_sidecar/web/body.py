@@ -52,9 +52,8 @@ class Body:
         Raises:
             Refused: too large, compressed, too slow, or no room.
         """
-        too_large = Refusal(Reason.BODY_TOO_LARGE, f"The body is larger than the limit of {limit_bytes} bytes.")
         if (request.content_length or 0) > limit_bytes:
-            raise Refused(too_large)
+            raise Refused(_too_large(limit_bytes))
         encoding = request.headers.get("Content-Encoding", "identity")
         if encoding.lower() != "identity":
             message = f"Bodies with Content-Encoding {encoding!r} are not accepted; send it uncompressed."
@@ -62,16 +61,16 @@ class Body:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the answer itself has not begun
+        content = request.content
+        if content.is_eof() and content.exception() is None:
+            # A short one comes with its headers.
+            self.content = self._hold(content.read_nowait(), limit_bytes, busy)
+            return
         chunks = []
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                while chunk := await request.content.readany():
-                    if not self._held.take(len(chunk)):
-                        raise Refused(busy())
-                    self.num_bytes += len(chunk)
-                    if self.num_bytes > limit_bytes:
-                        raise Refused(too_large)
-                    chunks.append(chunk)
+                while chunk := await content.readany():
+                    chunks.append(self._hold(chunk, limit_bytes, busy))
         except TimeoutError as error:
             message = f"The body did not arrive within {BODY_TIMEOUT_S:.0f} s."
             raise Refused(Refusal(Reason.REQUEST_TIMEOUT, message)) from error
@@ -79,7 +78,19 @@ class Body:
             raise Refused(Refusal(Reason.BAD_REQUEST, "The body's framing is malformed.")) from error
         self.content = b"".join(chunks)
 
+    def _hold(self, chunk: bytes, limit_bytes: int, busy: Callable[[], Refusal]) -> bytes:
+        if not self._held.take(len(chunk)):
+            raise Refused(busy())
+        self.num_bytes += len(chunk)
+        if self.num_bytes > limit_bytes:
+            raise Refused(_too_large(limit_bytes))
+        return chunk
+
     def drop(self) -> None:
         """Hold it no longer; harmless when repeated."""
         self._held.give_back(self.num_bytes)
         self.num_bytes, self.content = 0, b""
+
+
+def _too_large(limit_bytes: int) -> Refusal:
+    return Refusal(Reason.BODY_TOO_LARGE, f"The body is larger than the limit of {limit_bytes} bytes.")

@@ -21,6 +21,8 @@ _SECRET = frozenset(("authorization", "cookie"))
 # An engine takes the gate's word for a tenant in a gateway's header as well: who was not believed here is not there.
 _IDENTITY = frozenset(IDENTITY_HEADERS)
 _NOT_RETURNED = frozenset(("content-length", "date", "server"))
+_DROPPED_ON_THE_WAY_UP = _HOP_BY_HOP | _NOT_FORWARDED | _SECRET | _IDENTITY
+_DROPPED_ON_THE_WAY_BACK = _HOP_BY_HOP | _NOT_RETURNED
 # What only the gate says of itself, to the engine and to the client.
 _OWN = "x-sluice-"
 REQUEST_ID = "x-sluice-request-id"
@@ -43,7 +45,7 @@ class Headers(Protocol):
 
 def for_engine(received: Headers, request_id: str, terms: Mapping[str, str]) -> dict[str, str]:
     """What the engine is told; `terms` are the headers on which the call is served."""
-    headers = _joined(received, _HOP_BY_HOP | _NOT_FORWARDED | _SECRET | _IDENTITY, (CLIENT_ID, _OWN))
+    headers = _joined(received, _DROPPED_ON_THE_WAY_UP, (CLIENT_ID, _OWN))
     headers.setdefault("content-type", "application/json")
     headers |= terms
     headers[REQUEST_ID] = request_id
@@ -53,7 +55,7 @@ def for_engine(received: Headers, request_id: str, terms: Mapping[str, str]) -> 
 
 def for_client(answered: Headers, own: Mapping[str, str]) -> dict[str, str]:
     """What the client is told: the engine's headers, and the gate's own in place of their like."""
-    return {**_joined(answered, _HOP_BY_HOP | _NOT_RETURNED, (CLIENT_ID, _OWN)), **own}
+    return {**_joined(answered, _DROPPED_ON_THE_WAY_BACK, (CLIENT_ID, _OWN)), **own}
 
 
 def own(received: Headers, request_id: str, server: str) -> dict[str, str]:
@@ -69,7 +71,8 @@ def client_id(received: Headers) -> str:
 
 def _joined(received: Headers, dropped: frozenset[str], beginnings: tuple[str, ...]) -> dict[str, str]:
     """The other headers by their names in small letters; of one that came several times, all values in one list."""
-    bound = {name.strip().lower() for value in received.getall("Connection", ()) for name in value.split(",")}
+    said = received.getall("Connection", ())
+    bound = {name.strip().lower() for value in said for name in value.split(",")} if said else ()
     headers: dict[str, str] = {}
     for written, value in received.items():
         name = written.lower()

@@ -20,17 +20,18 @@ class Relay(asyncio.Protocol):
         upstream: aiohttp.ClientResponse,
         take: Callable[[bytes], bool],
         caught_up: Callable[[], Awaitable[None]],
+        taken_bytes: int = 0,
     ) -> None:
         """`take` is called with each piece, and tells whether its reader is behind; `caught_up` waits until it is not.
 
-        While the reader is behind nothing is read from the engine.
+        `taken_bytes` of the body were read before. While the reader is behind nothing is read from the engine.
         """
         self._content = upstream.content
         self._take = take
         self._caught_up = caught_up
         self._loop = asyncio.get_running_loop()
         self._behind = self._lost = False
-        self._taken_bytes = 0
+        self._taken_bytes = taken_bytes
         self._problem: Exception | None = None
         self._turn: asyncio.Future[None] | None = None
         connection = upstream.connection

@@ -16,6 +16,12 @@ PING_AFTER_US = 15_000_000
 _PING = b": ping\n\n"
 
 
+class StreamHead(web.StreamResponse):
+    """A response whose head waits for what follows it, instead of being a write and a packet of its own."""
+
+    _send_headers_immediately = False
+
+
 class StreamWatch:
     """Writes one answer under watch: a write that takes too long cuts the client, silence is filled with pings."""
 
@@ -43,12 +49,21 @@ class StreamWatch:
         self._tick_s = min(PING_AFTER_US, stall_timeout_us) / 4e6
         self._timer = self._loop.call_later(self._tick_s, self._tick)
 
-    async def begin(self) -> None:
-        """Send the head. A body of unknown length is framed in chunks, where the client's version has them."""
+    async def begin(self, first: bytes = b"") -> None:
+        """Send the head, with `first` of the body in one write where that is there already.
+
+        A body of unknown length is framed in chunks, where the client's version has them.
+        """
         if self.response.content_length is None and self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)
         self._chunked = self.response.chunked
+        if first:
+            self._writing_since_us = self._clock()
+            await self.response.write(first)
+            self._writing_since_us = None
+        else:
+            self._request.writer.send_headers()
 
     def send(self, chunk: bytes, now_us: int) -> bool:
         """Send a chunk of an answer whose head is out; True when the client is behind.
@@ -81,10 +96,10 @@ class StreamWatch:
         if self.send(chunk, now_us):
             await self.caught_up()
 
-    async def finish(self) -> None:
-        """Send the end of the body."""
+    async def finish(self, last: bytes = b"") -> None:
+        """Send the end of the body, and `last` of it in the same write."""
         self._writing_since_us = self._clock()
-        await self.response.write_eof()
+        await self.response.write_eof(last)
 
     def close(self) -> None:
         """Watch no longer."""
