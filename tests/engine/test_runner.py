@@ -358,6 +358,14 @@ def test_a_gpu_that_is_not_there_is_refused(tiny: Path) -> None:
         TorchRunner.load(EngineConfig(model=model, accelerator_count=1), lambda _: None)
 
 
+def test_fewer_gpus_than_ranks_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t")
+    with pytest.raises(InvalidConfig, match="accelerator_count: is 2, and this machine has 1 that torch sees"):
+        TorchRunner.load(EngineConfig(model=model, accelerator_count=2, tensor_parallel=2), lambda _: None)
+
+
 def test_bfloat16_that_is_asked_for_is_honoured(tiny: Path) -> None:
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t", data_type="BFloat16")
     runner = TorchRunner.load(

@@ -34,7 +34,7 @@ def choose_device(accelerator_count: int, rank: int = 0) -> torch.device:
     if not torch.cuda.is_available():
         raise InvalidConfig("accelerator_count", f"is {accelerator_count}, but torch sees no GPU on this machine")
     if torch.cuda.device_count() < accelerator_count:
-        problem = f"is {accelerator_count}, but torch sees {torch.cuda.device_count()} GPUs on this machine"
+        problem = f"is {accelerator_count}, and this machine has {torch.cuda.device_count()} that torch sees"
         raise InvalidConfig("accelerator_count", problem)
     torch.cuda.set_device(rank)
     return torch.device("cuda", rank)
