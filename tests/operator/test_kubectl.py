@@ -20,6 +20,7 @@ import operator_scene as scene
 from sluice_engine import codec
 from sluice_operator.cli.kubectl import Kubectl
 from sluice_operator.cli.main import run
+from sluice_operator.status.conditions.view import condition
 from sluice_operator.status.diagnosis import Evidence, ago, diagnose, tell
 from sluice_operator.status.situation import Situation
 from sluice_operator.status.status import compute
@@ -493,6 +494,22 @@ def test_a_storm_of_preemptions_is_the_answer(mode: str, rate: float, said: list
     assert ("Enforce would refuse: kv_peak" in text) is (mode == "Observe")
     assert f"{rate:g} preemptions a minute" in text
     assert "shut" not in text
+
+
+def test_a_promise_that_cannot_be_kept_is_not_well_where_it_is_only_observed() -> None:
+    gates = {"chat-new-1": scene.gate_state(feasible=False, reason="an idle pod needs 279,306 ms")}
+    spec = scene.spec({"slo": {**scene.body()["spec"]["slo"], "enforcement": "Observe"}})
+    seen = Situation(generation=1, spec=spec, observed=scene.observed(scene.pod()), gates=gates)
+    item = {**scene.body(), "status": compute(seen, {}, NOW)}
+
+    answer = diagnose(Evidence(service=item, pods=[scene.pod()], now=NOW))
+
+    assert condition(item["status"], "Ready")["status"] == "True"
+    text = "\n".join(tell(answer))
+    assert "serves, and cannot keep its promise: Pod chat-new-1: an idle pod needs 279,306 ms" in text
+    assert "delete the pod: the next one measures anew" in text
+    assert "Observe" not in text.split("conditions")[0], "that is set already"
+    assert not answer.is_well
 
 
 @pytest.mark.parametrize("pods", [[], [scene.pod(ready=False)]], ids=["no pod", "no ready pod"])

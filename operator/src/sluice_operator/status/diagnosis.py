@@ -25,6 +25,10 @@ _REPEATED = {"Reconciling", "Stalled"}
 _MOST_EVENTS = 8
 _DOES_IT_RUN = "If that lasts: does the operator run? `kubectl -n sluice-system get pods`."
 _BUSY_HINT = "More replicas let more in; where KV blocks are short a larger cache, else a looser promise in spec.slo."
+_INFEASIBLE_HINT = (
+    "If the node was busy while the pod measured, delete the pod: the next one measures anew. "
+    "Else relax spec.slo to what the message says, or choose other hardware."
+)
 _STORM_PAGE = "docs/runbooks/SluicePreemptionStorm.md"
 _NO_STATUS = "The operator has said nothing about it yet. Does it run? `kubectl -n sluice-system get pods`."
 
@@ -153,6 +157,9 @@ def _of_a_ready_service(ready: Object, status: Object) -> tuple[bool, str, str]:
         return False, f"serves, and lets nobody in now: {door['reason']}: {door['message']}", hint
     if kept.get("status") == "False":
         return False, f"serves, and misses its promise: {kept['message']}", "See the headroom of its pods below."
+    feasible = condition(status, "SLOFeasible")
+    if feasible.get("status") == "False":  # with slo.enforcement: Observe: else it is not Ready
+        return False, f"serves, and cannot keep its promise: {feasible['message']}", _INFEASIBLE_HINT
     return True, f"is well: {ready.get('message', '')}", ""
 
 
@@ -172,10 +179,7 @@ def _storm(evidence: Evidence) -> tuple[bool, str, str] | None:
 
 def _way_out(ready: Object) -> str:
     if ready.get("reason") == "PromiseInfeasible":
-        return (
-            "If the node was busy while the pod measured, delete the pod: the next one measures anew. "
-            "Else relax spec.slo to what the message says, choose other hardware, or set slo.enforcement: Observe."
-        )
+        return f"{_INFEASIBLE_HINT[:-1]}, or set slo.enforcement: Observe."
     return ""
 
 
