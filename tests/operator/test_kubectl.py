@@ -462,6 +462,12 @@ def test_a_pod_that_cannot_be_drained_is_one_line(world: World, capsys: pytest.C
             False,
             id="infeasible",
         ),
+        pytest.param(
+            service(scene.pod(), gates={"chat-new-1": scene.gate_state(api_keys=0)}),
+            "serves, and lets nobody in now: NoApiKeys: No API key is in force",
+            False,
+            id="keys are gone",
+        ),
         pytest.param(service(scene.pod(ready=False), gates={}), "is not Ready: PodsStarting", False, id="starting"),
     ],
 )
@@ -470,6 +476,7 @@ def test_the_answer_comes_first(item: Json, verdict: str, *, is_well: bool) -> N
 
     assert verdict in next(iter(tell(answer)))
     assert answer.is_well is is_well
+    assert ("Create the Secret" in "\n".join(tell(answer))) is ("NoApiKeys" in verdict)
 
 
 @pytest.mark.parametrize(

@@ -431,10 +431,12 @@ def test_a_secret_without_keys_is_told_as_a_shut_door() -> None:
     (pod,) = [scene.pod()]
     gates = {pod["metadata"]["name"]: scene.gate_state(api_keys=0)}
 
-    door = condition(compute(situation(pod, gates=gates), {}, NOW), "AdmissionOpen")
+    keyed = scene.spec({"admission": {**scene.body()["spec"]["admission"], "apiKeysSecretRef": {"name": "team-keys"}}})
+
+    door = condition(compute(situation(pod, gates=gates, spec=keyed), {}, NOW), "AdmissionOpen")
 
     assert (door["status"], door["reason"]) == ("False", "NoApiKeys")
-    assert "apiKeysSecretRef" in door["message"]
+    assert "the Secret team-keys (admission.apiKeysSecretRef) is missing" in door["message"]
 
 
 def test_a_condition_keeps_its_date_until_its_status_changes() -> None:

@@ -29,6 +29,7 @@ _INFEASIBLE_HINT = (
     "If the node was busy while the pod measured, delete the pod: the next one measures anew. "
     "Else relax spec.slo to what the message says, or choose other hardware."
 )
+_NO_KEYS_HINT = "Create the Secret, one entry a tenant, named for it: pods take it within minutes, and none restarts."
 _STORM_PAGE = "docs/runbooks/SluicePreemptionStorm.md"
 _NO_STATUS = "The operator has said nothing about it yet. Does it run? `kubectl -n sluice-system get pods`."
 
@@ -153,7 +154,7 @@ def _of_a_ready_service(ready: Object, status: Object) -> tuple[bool, str, str]:
         return True, "is scaled to zero.", ""
     door, kept = condition(status, "AdmissionOpen"), condition(status, "SLOMet")
     if door.get("status") == "False":
-        hint = "" if door.get("reason") != "Busy" else _BUSY_HINT
+        hint = {"Busy": _BUSY_HINT, "NoApiKeys": _NO_KEYS_HINT}.get(door["reason"], "")
         return False, f"serves, and lets nobody in now: {door['reason']}: {door['message']}", hint
     if kept.get("status") == "False":
         return False, f"serves, and misses its promise: {kept['message']}", "See the headroom of its pods below."

@@ -11,7 +11,9 @@ def admission_open(view: View) -> Claim:
     """One more request would be let in."""
     doors = [state.gate for state in view.states if state.pod.is_ready]
     if doors and all(door.api_keys == 0 for door in doors):
-        text = "No API key is in force, so nobody is let in: the Secret of admission.apiKeysSecretRef has none."
+        name = view.spec.api_keys_secret if view.spec else ""
+        secret = f"Secret {name} (admission.apiKeysSecretRef)" if name else "Secret of admission.apiKeysSecretRef"
+        text = f"No API key is in force, so nobody is let in: the {secret} is missing or has none."
         return Claim(status="False", reason="NoApiKeys", message=text)
     if not view.ready:
         return Claim(status="False", reason="NothingServes", message="No pod takes requests.")
