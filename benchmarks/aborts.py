@@ -25,7 +25,7 @@ from sluice_engine.core.state import EngineState
 from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 from sluice_sidecar.telemetry.measure import percentile
 
 MANIFEST = """

@@ -22,7 +22,7 @@ from sluice_operator.bench.answers import Answer, figures
 from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 MANIFEST = """
 apiVersion: sluice.dev/v1alpha1

@@ -32,7 +32,7 @@ from sluice_operator.bench.answers import Answer, Promise, figures
 from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 SLOTS = 48
 PROMISE = Promise(ttft_us=60_000_000, itl_us=150_000)

@@ -20,7 +20,7 @@ import yaml
 from report import Bar, Report, arguments
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 MANIFEST = """
 apiVersion: sluice.dev/v1alpha1

@@ -22,7 +22,7 @@ from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 from sluice_simulator import replay, scenario
 from sluice_simulator import report as told
 from sluice_simulator.record import read_record

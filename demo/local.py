@@ -12,7 +12,7 @@ from drive import run
 from sluice_operator.errors import OperatorError
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "crds" / "examples" / "demo-cpu.yaml"
 

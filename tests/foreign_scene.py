@@ -22,7 +22,7 @@ _BOTH: list[dict[str, Any]] = [
     {"scheduling": {"prefillChunkTokens": 2048, "maxSequences": 64, "policy": "Priority"}},
     {"scheduling": {"overlapDepth": 0, "preemption": {"victim": "Last", "resume": "Recompute"}}},
     {"scheduling": {"overlapDepth": 1}, "cache": {"blockTokens": 32, "memoryPercent": 50, "prefixCaching": "Disabled"}},
-    {"model": {"source": {"image": {"path": "/m"}}, "dataType": "Float32"}},
+    {"model": {"source": {"image": {"path": "/m"}}, "dataType": "Float32"}, "accelerator": {"count": 2}},
 ]
 SPECS: dict[str, list[dict[str, Any]]] = {
     "VLLM": [

@@ -21,7 +21,8 @@ from sluice_operator.rendering import labels, ownership
 from sluice_operator.rendering.pod_template import Images
 from sluice_operator.rendering.surroundings import Surroundings
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import ServiceSpec, parse
+from sluice_operator.resource.parsing import parse
+from sluice_operator.resource.spec import ServiceSpec
 from sluice_operator.status.changes import Told
 from sluice_sidecar.telemetry.state import Admission, GateState, Measured
 

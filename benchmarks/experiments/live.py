@@ -20,7 +20,7 @@ from experiments.scene import Document, Findings
 from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 from sluice_sidecar.telemetry.measure import percentile
 
 TTFT_S, GAP_S, TARGET_PERCENT = 3.0, 0.5, 99

@@ -14,7 +14,7 @@ import operator_scene as scene
 from sluice_operator.errors import InvalidManifest
 from sluice_operator.resource import manifest, schema
 from sluice_operator.resource.cel import compile_rule
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 CRD = manifest.load_crd()
 SCHEMA = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]

@@ -13,7 +13,7 @@ import operator_scene as scene
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.rendering import render
 from sluice_operator.resource import manifest
-from sluice_operator.resource.spec import parse, understood
+from sluice_operator.resource.parsing import parse, understood
 from sluice_operator.status.situation import Situation
 from sluice_operator.status.status import compute, condition
 

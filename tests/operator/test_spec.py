@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import operator_scene as scene
 from sluice_engine.config import AdaptersConfig, AdapterSource, ModelSource
 from sluice_operator.errors import InvalidSpec
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 from sluice_operator.resource.units import format_duration, parse_duration_us, parse_quantity_bytes
 
 

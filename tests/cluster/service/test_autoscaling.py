@@ -15,7 +15,7 @@ from cluster.service.space import Space
 from cluster.testnode import definitions
 from cluster.testnode.progress import Progress
 from sluice_operator.rendering.autoscale import scaled_object
-from sluice_operator.resource.spec import parse
+from sluice_operator.resource.parsing import parse
 
 pytestmark = pytest.mark.cluster
 

@@ -34,7 +34,8 @@ from sluice_operator.rendering import autoscale, rollout, templates
 from sluice_operator.rendering import kept as kepts
 from sluice_operator.rendering.pod_template import Object
 from sluice_operator.rendering.render import objects
-from sluice_operator.resource import spec as specs
+from sluice_operator.resource import parsing
+from sluice_operator.resource.spec import ServiceSpec
 from sluice_operator.status import status
 from sluice_operator.status.changes import not_applied
 
@@ -239,14 +240,14 @@ class Reconciler:
         uid, namespace, name = body["metadata"]["uid"], *place(body)
         settings = self._settings
         try:
-            service.spec = specs.parse(body)
+            service.spec = parsing.parse(body)
         except InvalidSpec as error:
             service.spec, service.problem = None, Failure(reason="InvalidSpec", message=str(error))
         observed = await self._cluster.observe(namespace, name, observable(CHILD_KINDS, self.kinds))
         if service.spec is None:
             return observed
         try:
-            with specs.understood():
+            with parsing.understood():
                 kept, service.runtime = templates.choose(body, service.spec, observed, settings)
                 surroundings = replace(settings.surroundings, kinds=self.kinds)
                 spec = replace(
@@ -280,7 +281,7 @@ class Reconciler:
         if metadata.get("uid") != service.body["metadata"]["uid"] or metadata.get("deletionTimestamp"):
             raise ServiceGone(f"{namespace}/{name}")
 
-    def _way(self, service: Service, spec: specs.ServiceSpec, observed: Observed) -> str:
+    def _way(self, service: Service, spec: ServiceSpec, observed: Observed) -> str:
         """Which way the pods are replaced, and when to decide that again."""
         now = self._clock()
         if pods.leaving(observed) or service.leaving_at == float("-inf"):

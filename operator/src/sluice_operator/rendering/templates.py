@@ -16,8 +16,7 @@ from sluice_operator.rendering import kept as kepts
 from sluice_operator.rendering.kept import Json, Kept, Rendering
 from sluice_operator.rendering.pod_template import Object
 from sluice_operator.rendering.render import live_document, rendering
-from sluice_operator.resource import manifest, schema
-from sluice_operator.resource import spec as specs
+from sluice_operator.resource import manifest, parsing, schema
 from sluice_operator.resource.spec import ServiceSpec
 from sluice_operator.status.situation import Runtime
 
@@ -30,8 +29,8 @@ def choose(body: Object, spec: ServiceSpec, observed: Observed, settings: Settin
     """
 
     def render(written: Json) -> Rendering:
-        as_today = specs.parse(_defaulted({**body, "spec": dict(written)}))
-        with specs.understood():
+        as_today = parsing.parse(_defaulted({**body, "spec": dict(written)}))
+        with parsing.understood():
             return rendering(as_today, settings.images, settings.otlp_endpoint)
 
     written = _without_version(body["spec"])
@@ -60,7 +59,7 @@ def _set_since(full: Object, body: Object, chosen: Kept) -> Iterator[str]:
     left_out = list(kepts.unknown_part(full, chosen.live_shape))
     if not left_out:
         return
-    before = codec.encode(specs.parse(_defaulted({**body, "spec": dict(chosen.spec)})).live)
+    before = codec.encode(parsing.parse(_defaulted({**body, "spec": dict(chosen.spec)})).live)
     defaults = list(kepts.unknown_part(before, chosen.live_shape))
     yield from (path for path, value in left_out if (path, value) not in defaults)
 

@@ -19,7 +19,8 @@ import yaml
 from sluice_engine.errors import EngineError
 from sluice_operator.errors import InvalidManifest, InvalidSpec
 from sluice_operator.resource import plain_yaml, schema
-from sluice_operator.resource.spec import ServiceSpec, parse
+from sluice_operator.resource.parsing import parse
+from sluice_operator.resource.spec import ServiceSpec
 
 _CRD_NAME = "inferenceservices.sluice.dev.yaml"
 _KIND = "InferenceService"

@@ -7,12 +7,9 @@ it means nothing to the engine; `docs/engines.md` says which.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sluice_engine.config import CacheConfig, LiveSchedulingConfig, SchedulerConfig
-
-if TYPE_CHECKING:  # it imports this package
-    from sluice_operator.resource.spec import ServiceSpec
+from sluice_operator.resource.spec import ServiceSpec
 
 Refusal = tuple[str, str]
 """A field's path, and what is wrong with it."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.rendering.foreign import honoured, sglang, vllm
+from sluice_operator.resource.spec import ServiceSpec
 from sluice_sidecar.config import EngineKind
-
-if TYPE_CHECKING:  # it imports this package
-    from sluice_operator.resource.spec import ServiceSpec
 
 PORT = 8000
 """Of the other engine, on the pod's loopback."""

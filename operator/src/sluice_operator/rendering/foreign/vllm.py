@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from sluice_operator.rendering.foreign.honoured import Refusal, block_tokens
-
-if TYPE_CHECKING:  # it imports this package
-    from sluice_operator.resource.spec import ServiceSpec
+from sluice_operator.resource.spec import ServiceSpec
 
 NAME = "vLLM"
 KIND = "vllm"
