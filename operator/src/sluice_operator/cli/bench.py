@@ -85,10 +85,10 @@ def bench(  # noqa: PLR0913  # click's way: an argument an option
     seed: int,
     as_json: bool,
 ) -> int:
-    """Load a server that speaks OpenAI's chat API, and print what its clients saw.
+    """Load a server, and print what its clients saw.
 
-    URL is the server without a route, as http://127.0.0.1:8080. Its key, where it asks for one, is taken from the
-    environment: OPENAI_API_KEY. Ctrl-C ends the load and prints what there is.
+    URL is any server that speaks OpenAI's chat API, without a route, as http://127.0.0.1:8080. Its key, where it asks
+    for one, is taken from the environment: OPENAI_API_KEY. Ctrl-C ends the load and prints what there is.
 
     Exit codes: 0 measured; 1 nothing was answered, or fewer good than --percent where --ttft and --itl are given;
     2 wrong usage, or no list of models where --model is left out.
