@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import operator_scene as scene
 from sluice_engine.config import AdaptersConfig, AdapterSource, ModelSource
 from sluice_operator.errors import InvalidSpec
+from sluice_operator.resource import manifest, schema
 from sluice_operator.resource.parsing import parse
 from sluice_operator.resource.units import format_duration, parse_duration_us, parse_quantity_bytes
 
@@ -105,7 +106,7 @@ def test_the_full_example_is_carried_over_whole() -> None:
         ),
         pytest.param(
             lambda spec: (
-                spec["model"]["adapterLoading"].update(directory="/a"),
+                spec["model"].update(adapterLoading={"maxLoaded": 16, "maxRunning": 8, "directory": "/a"}),
                 spec["runtime"].update(type="SGLang", image="lmsysorg/sglang:v0.5.23"),
             ),
             "spec.model.adapters: only Sluice's own engine",
@@ -121,13 +122,26 @@ def test_what_cannot_be_understood_names_the_field(change: Any, words: str) -> N
         parse(body)
 
 
+def test_a_definition_of_an_upgrade_adds_nothing_to_the_models_that_are_there() -> None:
+    """The operator of before, which runs a moment longer, would take it for a change of what a step costs."""
+    written = scene.body()["spec"]["model"]
+    loading = schema.version_schema(manifest.load_crd(), "sluice.dev/v1alpha1")
+    assert loading is not None
+    fields = loading["properties"]["spec"]["properties"]["model"]["properties"]["adapterLoading"]["properties"]
+
+    assert set(written) == {"source", "dataType", "quantization"}
+    assert AdaptersConfig() == AdaptersConfig(
+        max_loaded=fields["maxLoaded"]["default"], max_running=fields["maxRunning"]["default"]
+    ), "left out, the engine's own are those of the schema"
+
+
 def test_adapters_are_on_the_model_s_volume_unless_their_path_is_absolute() -> None:
     adapters = [{"name": "sql", "path": "adapters/sql/"}, {"name": "law", "path": "/mnt/law"}]
     source = {"persistentVolumeClaim": {"claimName": "models", "path": "llama"}}
     body = scene.body()
     body["spec"]["model"] |= {"source": source, "adapters": adapters}
     before = parse(body)
-    body["spec"]["model"]["adapterLoading"]["directory"] = "adapters"
+    body["spec"]["model"]["adapterLoading"] = {"maxLoaded": 16, "maxRunning": 8, "directory": "adapters"}
 
     spec = parse(body)
 

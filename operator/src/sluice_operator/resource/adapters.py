@@ -19,15 +19,21 @@ def parse_adapters(model: Mapping[str, Any], served_name: str, accelerator_count
     Raises:
         InvalidSpec: an adapter has the model's own name, or there are several devices.
     """
-    loading = model["adapterLoading"]
-    adapters = AdaptersConfig(
-        preloaded=tuple(
-            AdapterSource(name=one["name"], path=_in_container(one["path"])) for one in model.get("adapters", ())
-        ),
-        max_loaded=loading["maxLoaded"],
-        max_running=loading["maxRunning"],
-        directory=_in_container(loading["directory"]) if "directory" in loading else "",
+    preloaded = tuple(
+        AdapterSource(name=one["name"], path=_in_container(one["path"])) for one in model.get("adapters", ())
     )
+    # Left out it has no defaults in the resource: what a definition brings with an upgrade would be in every model, and
+    # an operator of before, which runs a moment longer, would take it for a change.
+    loading = model.get("adapterLoading")
+    if loading is None:
+        adapters = AdaptersConfig(preloaded=preloaded)
+    else:
+        adapters = AdaptersConfig(
+            preloaded=preloaded,
+            max_loaded=loading["maxLoaded"],
+            max_running=loading["maxRunning"],
+            directory=_in_container(loading["directory"]) if "directory" in loading else "",
+        )
     if served_name in {source.name for source in adapters.preloaded}:
         problem = f"{served_name!r} is the model's own name: give the adapter another, or set model.servedName"
         raise InvalidSpec("spec.model.adapters", problem)
