@@ -5,7 +5,11 @@ The kernel runs in Triton's interpreter, which computes on the CPU what the comp
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -154,3 +158,16 @@ def test_a_backend_is_proved_before_it_is_taken(
         ),
     )
     assert (found.name if found is not None else None) == chosen
+
+
+@pytest.mark.slow
+def test_the_kernel_compiles_for_cards_that_are_not_here(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="this platform has no triton")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    program = Path(__file__).with_name("compile_kernel.py")
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 4

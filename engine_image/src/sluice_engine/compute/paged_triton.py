@@ -68,7 +68,7 @@ class TritonAttention:
             q.stride(0), q.stride(1), layer.shape[1], rows.tables.stride(0),
             BLOCK_TOKENS=self._block_tokens, GROUP=group, HEAD_DIM=head_dim,
             DIM=max(_LEAST, triton.next_power_of_2(head_dim)),
-            SINGLES=singles, TILE_ROWS=tile_rows, QUERIES=queries, KEYS=_KEYS, SHARES=shares,
+            SINGLES=singles, TILE_ROWS=tile_rows, QUERIES=queries, KEYS=_KEYS, SPLIT=shares > 1,
             num_warps=4, num_stages=2,
         )  # fmt: skip
         if shares > 1:
@@ -82,13 +82,14 @@ def merged(parts: Tensor, highest: Tensor, sums: Tensor) -> Tensor:
     return (parts * weights[..., None]).sum(0) / total[..., None]
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no stubs
+# Numbers that change from step to step are not specialised on: each would be compiled again in mid-stream.
+@triton.jit(do_not_specialize=["num_requests", "num_rows", "window", "table_width"])  # type: ignore[untyped-decorator]  # triton has no stubs
 def _attend(  # type: ignore[no-untyped-def]  # a kernel's arguments are pointers and numbers, which have no Python type
     q, layer, out, parts, highest, sums, tables, lengths, starts,
     num_requests, num_rows, scale, window,
     q_row, q_head, token_width, table_width,
     BLOCK_TOKENS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
-    SINGLES: tl.constexpr, TILE_ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SHARES: tl.constexpr,
+    SINGLES: tl.constexpr, TILE_ROWS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -126,11 +127,9 @@ def _attend(  # type: ignore[no-untyped-def]  # a kernel's arguments are pointer
         wanted = tl.load(q + where_q, mask=asked[:, None] & whole[None, :], other=0.0)
 
         end = tl.minimum(length, before + at + TILE_ROWS)
-        begin = 0
-        if window > 0:
-            begin = tl.maximum(0, before + at + 1 - window)
-        if SHARES > 1:
-            each = tl.cdiv(tl.cdiv(end - begin, KEYS), SHARES) * KEYS
+        begin = tl.where(window > 0, tl.maximum(0, before + at + 1 - window), 0)
+        if SPLIT:
+            each = tl.cdiv(tl.cdiv(end - begin, KEYS), tl.num_programs(2)) * KEYS
             begin = begin + share * each
             end = tl.minimum(end, begin + each)
 
@@ -147,8 +146,7 @@ def _attend(  # type: ignore[no-untyped-def]  # a kernel's arguments are pointer
             values = tl.load(layer + token[:, None] + token_width // 2 + dim[None, :], mask=read, other=0.0)
             scores = tl.dot(wanted, tl.trans(keys), input_precision="ieee") * scale
             seen = there[None, :] & (key[None, :] <= position[:, None])
-            if window > 0:
-                seen = seen & (key[None, :] > position[:, None] - window)
+            seen = seen & ((window <= 0) | (key[None, :] > position[:, None] - window))
             scores = tl.where(seen, scores, float("-inf"))
             higher = tl.maximum(best, tl.max(scores, 1))
             # A row that has seen nothing yet has no highest score, and no weights either.
@@ -162,7 +160,7 @@ def _attend(  # type: ignore[no-untyped-def]  # a kernel's arguments are pointer
 
         flat = (first + row).to(tl.int64) * (GROUP * tl.num_programs(1)) + head
         put = asked[:, None] & whole[None, :]
-        if SHARES > 1:
+        if SPLIT:
             flat = flat + share.to(tl.int64) * num_rows * (GROUP * tl.num_programs(1))
             tl.store(parts + flat[:, None] * HEAD_DIM + dim[None, :], sum_of, mask=put)
             tl.store(highest + flat, best, mask=asked)

@@ -371,9 +371,10 @@ def _profile(opened: Opened, loaded: Loaded, buckets: tuple[int, ...]) -> tuple[
 
     try:
         largest = largest_that_fits(run, min(PREFILL_AXIS[-1], opened.max_length_tokens))
+        record = recorder(opened.device)  # one for all: they share its memory
         reserve = measured_reserve(
             lambda: run(largest),
-            lambda size: runner.recorded((size,), recorder(opened.device)),
+            lambda size: runner.recorded((size,), record),
             buckets,
             opened.device,
         )
