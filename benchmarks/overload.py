@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 from experiments import plots, seeds
-from experiments.scene import Findings
+from experiments.findings import Findings
 from report import Report, arguments
 
 # The longest first, so that no core waits for one at the end.

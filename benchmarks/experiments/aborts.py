@@ -5,7 +5,8 @@ The control's gate tells the engine nothing when a client leaves: its requests r
 
 from __future__ import annotations
 
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Ran, chat, ran, scene
 from sluice_sidecar.telemetry.measure import percentile
 from sluice_simulator.call import Call
 from sluice_simulator.run import World

@@ -8,7 +8,8 @@ state, as gates over metrics do, whose state is ten seconds old.
 from __future__ import annotations
 
 from experiments import seeds
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Ran, chat, ran, scene
 from sluice_engine.core.state import EngineState
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.look import Held, Look

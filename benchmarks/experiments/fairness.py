@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments import seeds
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, WARMUP_S, Document, Ran, chat, ran, scene
 from sluice_engine.core.terms import Terms
 from sluice_sidecar.capacity.cost import Cost
 from sluice_simulator.histogram import Histogram

@@ -9,7 +9,8 @@ both count, against the same gate undisturbed; preemptions and late answers ther
 from __future__ import annotations
 
 from experiments.estimates import by_thresholds
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Ran, chat, ran, scene
 
 AT_S, LASTS_S, AFTER_S = 60, 20, 40
 # A fault, and the least share of the undisturbed goodput while it lasts. Nothing where there is no engine to serve;

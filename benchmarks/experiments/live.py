@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import aiohttp
 import yaml
 
-from experiments.scene import Document, Findings
+from experiments.findings import Findings
+from experiments.scene import Document
 from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest

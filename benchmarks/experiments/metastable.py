@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.scene import SHORT_CAPACITY, Document, Findings, Ran, ran, scene, short
+from experiments.findings import Findings
+from experiments.scene import SHORT_CAPACITY, Document, Ran, ran, scene, short
 
 LOAD = 0.8
 TRIGGER_S, TRIGGER_LASTS_S = 120, 20

@@ -10,7 +10,8 @@ from __future__ import annotations
 from statistics import mean
 
 from experiments import seeds
-from experiments.scene import NO_RETRIES, WARMUP_S, Document, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import NO_RETRIES, WARMUP_S, Document, Ran, chat, ran, scene
 from sluice_sidecar.estimates.outputs import LengthBias
 from sluice_simulator.run import World
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Findings, Watched, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, Document, Watched, chat, ran, scene
 from sluice_sidecar.errors import Refusal
 from sluice_sidecar.retries.retry_after import LEAST_US, MOST_WAIT_US, RetryAfter
 from sluice_simulator.call import Call

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments import seeds
-from report import Bar
 from sluice_engine.core.steptime import StepTable
 from sluice_sidecar.errors import Refusal
 from sluice_simulator import scenario
@@ -225,19 +224,3 @@ def ran(document: Document, prepare: Prepare | None = None, *, keeps_refusals: b
     if prepare is not None:
         prepare(world)
     return Ran(world.happen(), watched, world)
-
-
-@dataclass(slots=True)
-class Findings:
-    """What an experiment found."""
-
-    bars: list[Bar] = field(default_factory=list)
-    data: Document = field(default_factory=dict)
-
-    def bar(self, name: str, value: float, unit: str, least: float) -> None:
-        """A figure that must reach something."""
-        self.bars.append(Bar(name, value, unit, least, "higher"))
-
-    def most(self, name: str, value: float, unit: str, most: float) -> None:
-        """A figure that must not go beyond something; a control's must stay so low."""
-        self.bars.append(Bar(name, value, unit, most, "lower"))

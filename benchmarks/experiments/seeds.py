@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from experiments.scene import Findings
+from experiments.findings import Findings
 
 SEEDS = (1, 2, 3)
 _current: ContextVar[int] = ContextVar("seed", default=SEEDS[0])

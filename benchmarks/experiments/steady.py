@@ -6,7 +6,8 @@ the capacity that queue does well, and the gate must do no worse. For retries th
 
 from __future__ import annotations
 
-from experiments.scene import CHAT_CAPACITY, NO_RETRIES, SDK, WARMUP_S, Findings, Ran, chat, ran, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, NO_RETRIES, SDK, WARMUP_S, Ran, chat, ran, scene
 
 # Rates of the goodput curve, in capacities.
 CURVE = (0.5, 0.75, 0.9, 1.0, 1.2, 1.5, 2.0, 3.0)

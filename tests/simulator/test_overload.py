@@ -10,7 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from experiments import aborts, faults, metastable, plots, retry_after, seeds, steady
-from experiments.scene import CHAT_CAPACITY, Findings, chat, scene
+from experiments.findings import Findings
+from experiments.scene import CHAT_CAPACITY, chat, scene
 
 
 def test_of_several_seeds_the_worst_counts() -> None:
