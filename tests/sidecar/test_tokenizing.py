@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
+from pathlib import Path
 
-from sidecar.running import RunningGate, empty, until
+import pytest
+
+from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine
-from sluice_sidecar.tokenizing import MOST_AT_ONCE
+from sluice_sidecar.tokenizing import MOST_AT_ONCE, MOST_BYTES
 
 BODY = b'{"tokens": [1, 2]}'
 
@@ -60,3 +64,16 @@ async def test_one_that_leaves_in_its_body_holds_nothing(gate: RunningGate, engi
 
     await empty(gate.gate)
     assert engine.tokenized == []
+
+
+@pytest.mark.parametrize(("limit_bytes", "most"), [(8 * MOST_BYTES, MOST_BYTES), (4_096, 4_096)])
+async def test_a_text_that_would_take_much_of_the_engines_memory_is_refused_unread(
+    engine: ScriptedEngine, socket_dir: Path, limit_bytes: int, most: int
+) -> None:
+    async with running_gate(engine, socket_dir, body_limit_bytes=limit_bytes) as gate:
+        async with gate.client.post(f"{gate.url}/detokenize", data=BytesIO(b" " * (most + 1))) as response:
+            assert response.status == 413
+            assert str(most) in (await response.json())["error"]["message"]
+        async with gate.client.post(f"{gate.url}/detokenize", data=BytesIO(BODY.ljust(most))) as response:
+            assert response.status == 200
+        await empty(gate.gate)

@@ -217,7 +217,7 @@ class Gate:
             and (refusal := self.shedding.early(self.clock())) is not None
         ):
             return refusal
-        await self._read(call.body, call.request)
+        await self._read(call.body, call.request, self.config.body_limit_bytes)
         call.arrived_us = self.clock()
         cost = await self._reception.price(call)
         if isinstance(cost, Refusal):
@@ -244,10 +244,13 @@ class Gate:
         return await models(self.engine, request.path)
 
     async def _tokenize(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._tokenizing.handle(request, Body(self.held), lambda body: self._read(body, request))
+        limit_bytes = min(self.config.body_limit_bytes, tokenizing.MOST_BYTES)
+        return await self._tokenizing.handle(
+            request, Body(self.held), lambda body: self._read(body, request, limit_bytes)
+        )
 
-    async def _read(self, body: Body, request: web.BaseRequest) -> None:
-        await body.read(request, self.config.body_limit_bytes, self._bodies_held)
+    async def _read(self, body: Body, request: web.BaseRequest, limit_bytes: int) -> None:
+        await body.read(request, limit_bytes, self._bodies_held)
         self.metrics.request_bytes.inc(body.num_bytes)
 
     def _closing(self, request: web.BaseRequest) -> bool:
