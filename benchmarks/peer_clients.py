@@ -15,7 +15,7 @@ from sluice_operator.bench.prompts import prompt
 from sluice_sidecar.telemetry.measure import percentile
 
 MODEL = "smol"
-CLIENTS = 24
+CLIENTS = 40
 OUTPUT_TOKENS = 48
 # A client that was refused comes back when it was told to, at the latest after this long.
 MOST_PAUSE_S = 3.0
