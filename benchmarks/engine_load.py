@@ -39,7 +39,7 @@ spec:
 LEVELS = {1: 8, 4: 24, 16: 64, 48: 144}
 QUICK_LEVELS = {1: 3, 16: 32}
 ROUNDS = 3
-TARGETS = {1: 27.0, 16: 130.0}
+TARGETS = {1: 80.0, 4: 185.0, 16: 265.0, 48: 326.0}
 # Share of the engine's loop outside the model, at this many clients.
 OVERHEAD_CLIENTS, MAX_OVERHEAD_PERCENT = 48, 5.0
 
