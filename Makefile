@@ -87,7 +87,7 @@ demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, st
 
 .PHONY: bench
 bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
-	@for name in scheduler_step simulator_speed engine_load gate_overhead proxy aborts; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@for name in scheduler_step simulator_speed engine_load gate_overhead proxy aborts footprint; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 .PHONY: peers
 peers: $(STAMP) ## A real llama.cpp and a real vLLM behind the gate, installed outside the repository first (half an hour, 6 GB)

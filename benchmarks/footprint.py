@@ -96,6 +96,9 @@ async def start(cache: Path) -> tuple[float, dict[str, float]]:
         failed = [answer.code for answer in seen if not answer.is_whole]
         if failed or seen[0].ttft_us is None:
             raise SystemExit(f"{len(failed)} of {len(seen)} requests failed: {failed[:3]}")
+        for line in pod.log_path("engine").read_text(encoding="utf-8").splitlines():
+            if "step table" in line:
+                print(f"  {line}", flush=True)
         return ready + seen[0].ttft_us / 1e6, resident_mib(pod.pid("engine"))
 
 

@@ -1,7 +1,8 @@
 """A load generator that nobody here wrote, guidellm, and `sluice bench`: the same load on the same service, in turn.
 
 It runs unchanged against the gate's port (its own check of the server included), and both must tell the same: a closed
-loop of eight clients over the same prompts, answers of exactly 48 tokens, temperature 0, medians of the rounds.
+loop of eight clients over the same prompts, answers of exactly 48 tokens, temperature 0, medians of the rounds. The
+service has one half of the cores and the generators the other: a generator that computes more slows no engine.
 """
 
 from __future__ import annotations
@@ -94,10 +95,13 @@ async def _output(command: list[str], environment: dict[str, str] | None = None)
 
 async def measure(program: Path, rounds: int, requests: int) -> dict[str, list[dict[str, float]]]:
     spec = parse(manifest.check(yaml.safe_load(MANIFEST), "harness"))
+    cores = sorted(os.sched_getaffinity(0))
     runs: dict[str, list[dict[str, float]]] = {"sluice bench": [], "guidellm": []}
     with tempfile.TemporaryDirectory() as scratch:
+        os.sched_setaffinity(0, cores[: max(1, len(cores) // 2)])
         async with LocalPod(spec) as pod:
             await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+            os.sched_setaffinity(0, cores[len(cores) // 2 :])  # the programs that are started from here on
             for number in range(rounds + 1):
                 file = Path(scratch) / f"prompts-{number}.jsonl"
                 texts = itertools.islice(prompts.drawn(number, 32, 256), requests)

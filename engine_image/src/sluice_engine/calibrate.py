@@ -40,6 +40,8 @@ OVERHEAD_STEPS = 16
 
 # A kept cell that is off by more than this was measured on another machine, or beside another load.
 KEPT_TOLERANCE = 0.35
+# One look that agrees is enough. The first use of a shape pays for its kernels, and any look may meet another's work.
+KEPT_LOOKS = 4
 
 # A step this many times the inter-token promise teaches nothing that a promise could use.
 LARGEST_STEP_IN_PROMISES = 2.5
@@ -293,12 +295,15 @@ def _kept(runner: MeasuredRunner, path: Path) -> StepTable | None:
     if table.measured_on != runner.description:
         return None
     for cell in _checked(table, _longest_tokens(runner)):
-        runner.measure(*cell)  # warm the shape
         d, p, context, start = cell
         kept = table.predict_us(d, p, context, p * start)
-        now = statistics.median(runner.measure(*cell) for _ in range(3))
-        if abs(now - kept) > KEPT_TOLERANCE * kept:
-            log.info("kept step table is out of date", extra={"cell": str(cell), "kept_us": kept, "now_us": now})
+        seen = []
+        for _ in range(KEPT_LOOKS):
+            seen.append(runner.measure(*cell))
+            if abs(seen[-1] - kept) <= KEPT_TOLERANCE * kept:
+                break
+        else:
+            log.info("kept step table is out of date", extra={"cell": str(cell), "kept_us": kept, "now_us": min(seen)})
             return None
     log.info("kept step table taken", extra={"path": str(path)})
     return table
