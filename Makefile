@@ -86,8 +86,9 @@ demo-cluster: $(STAMP) ## The same on a real Kubernetes node: install, apply, st
 	$(BIN)/python tests/cluster/node.py run -- $(BIN)/python demo/on_node.py
 
 .PHONY: bench
-bench: $(STAMP) ## Benchmarks, each with its bars (quiet machine, please)
-	@for name in scheduler_step simulator_speed engine_load gate_overhead proxy aborts footprint; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+bench: $(STAMP) ## Benchmarks, each with its bars; beside vLLM and llama.cpp where `make peers` installed them (quiet machine, please)
+	@for name in scheduler_step simulator_speed engine_load gate_overhead proxy aborts footprint techniques; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	@$(BIN)/python benchmarks/peer_load.py --if-installed
 
 .PHONY: peers
 peers: $(STAMP) ## A real llama.cpp and a real vLLM behind the gate, installed outside the repository first (half an hour, 6 GB)

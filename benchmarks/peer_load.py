@@ -8,14 +8,13 @@ meets all alike. What counts is the ratios. `peer_install.py` installs the peers
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import itertools
 import json
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,11 @@ import aiohttp
 import yaml
 
 import peer_install
+from closed_loop import Row, medians, one_run
 from peer_clients import MODEL
 from peer_process import answers, peers, process
 from report import Bar, Report, arguments
-from sluice_operator.bench import prompts
-from sluice_operator.bench.answers import Answer, Promise, figures
+from sluice_operator.bench.answers import Promise
 from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
@@ -55,25 +54,6 @@ TARGETS = {1: 35.0, 4: 92.0, 16: 221.0, 48: 272.0}
 LONGEST_P99_MS = 150.0
 
 
-async def one_run(clients: Clients, at_once: int, requests: int, seed: int) -> dict[str, float]:
-    """One closed loop; its figures, times in ms."""
-    seen: list[Answer] = []
-    started = time.monotonic()
-    await clients.closed_loop(itertools.islice(prompts.drawn(seed, 32, 256), requests), at_once, seen)
-    found = figures(seen, time.monotonic() - started, PROMISE)
-    row = {
-        "output_tokens_per_s": found.output_tokens_per_s,
-        "prompt_tokens_per_s": found.prompt_tokens_per_s,
-        "requests": float(found.requests),
-        "failures": float(found.requests - found.whole),
-        "gaps_kept_percent": round(100 * (found.good or 0) / max(1, found.requests), 1),
-    }
-    for name, spread in (("ttft", found.ttft_ms), ("itl", found.gap_ms)):
-        if spread is not None:
-            row |= {f"{name}_p50_ms": spread.p50, f"{name}_p99_ms": spread.p99, f"{name}_max_ms": spread.max}
-    return row
-
-
 async def long_steps(admin_url: str, longer_than_us: int) -> list[dict[str, Any]]:
     """Sluice's own record of steps that took longer."""
     async with aiohttp.ClientSession() as session, session.get(f"{admin_url}/steps?last=4096") as response:
@@ -86,7 +66,7 @@ async def measure(levels: Mapping[int, int], rounds: int, folder: Path) -> dict[
     """Figures by engine and level, and Sluice's long steps."""
     spec = parse(manifest.check(yaml.safe_load(MANIFEST), "peer_load"))
     found = peers(peer_install.folder(), SLOTS, threads=2)
-    runs: dict[str, dict[int, list[dict[str, float]]]] = {}
+    runs: dict[str, dict[int, list[Row]]] = {}
     async with contextlib.AsyncExitStack() as up:
         pod = await up.enter_async_context(LocalPod(spec))
         await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
@@ -103,25 +83,25 @@ async def measure(levels: Mapping[int, int], rounds: int, folder: Path) -> dict[
             await one_run(clients, 4, 8, seed=1)
         for number, (at_once, requests) in itertools.product(range(rounds), levels.items()):
             for name, clients in servers.items():
-                row = await one_run(clients, at_once, requests, seed=100 + number)
+                row = await one_run(clients, at_once, requests, seed=100 + number, promise=PROMISE)
                 print(f"  {name}, {at_once} clients: {row}", flush=True)
                 runs.setdefault(name, {}).setdefault(at_once, []).append(row)
         steps = await long_steps(pod.admin_url, 2 * PROMISE.itl_us)
-    medians = {
-        name: {
-            str(at_once): {key: statistics.median(row.get(key, 0.0) for row in rows) for key in rows[0]}
-            for at_once, rows in by_level.items()
-        }
-        for name, by_level in runs.items()
+    figures = {
+        name: {str(at_once): medians(rows) for at_once, rows in by_level.items()} for name, by_level in runs.items()
     }
-    return {"figures": medians, "long_steps": steps}
+    return {"figures": figures, "long_steps": steps}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--if-installed", action="store_true", help="without a peer, say how to install them and end")
 
 
 def main() -> int:
-    args = arguments(__doc__ or "")
+    args = arguments(__doc__ or "", options)
     if not peers(peer_install.folder(), SLOTS):
-        sys.stderr.write(f"no peer is installed in {peer_install.folder()}; `make peers` does it\n")
-        return 2
+        sys.stderr.write(f"peer_load: no peer is installed in {peer_install.folder()}; `make peers` does it\n")
+        return 0 if args.if_installed else 2
     levels = QUICK_LEVELS if args.quick else LEVELS
     report = Report("peer_load")
     with tempfile.TemporaryDirectory() as folder:

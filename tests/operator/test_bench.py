@@ -214,6 +214,58 @@ async def test_who_is_refused_comes_back_when_told_to(headers: dict[str, str], a
     assert (answer.attempts, len(times), answer.code, answer.is_refused) == (attempts, attempts, "kv_peak", True)
 
 
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%s"
+
+
+async def answers_of(*connections: tuple[bytes, ...]) -> tuple[list[str], int]:
+    """What became of two requests, one after the other, and how many arrived at a server that answers with these bytes.
+
+    A connection of the server is closed when it has none left for a request that came.
+    """
+    arrived = 0
+    left = iter(connections)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal arrived
+        for reply in (*next(left, ()), b""):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            arrived += 1
+            writer.write(reply)
+            if not reply.endswith(b"[DONE]\n\n"):
+                break
+        writer.close()
+
+    seen: list[Answer] = []
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, Clients(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Asked(model="x")) as clients:
+        for _ in range(2):
+            await clients.ask("hello", seen)
+    return [answer.code for answer in seen], arrived
+
+
+@pytest.mark.parametrize(
+    ("connections", "codes", "requests"),
+    [
+        pytest.param(((b"whole",), (b"whole",)), ["", ""], 3, id="a-kept-connection-was-closed"),
+        pytest.param(((b"whole",), ()), ["", "connection: ServerDisconnectedError"], 3, id="and-the-next-as-well"),
+        pytest.param(((), (b"whole",)), ["connection: ServerDisconnectedError", ""], 2, id="a-new-one-was-closed"),
+        pytest.param(((b"whole", b"begun"),), ["", "stream_cut"], 2, id="a-kept-one-after-its-first-bytes"),
+    ],
+)
+async def test_a_kept_connection_that_was_closed_before_any_byte_is_no_failure(
+    connections: tuple[tuple[bytes, ...], ...], codes: list[str], requests: int
+) -> None:
+    events = "".join(f"data: {line}\n\n" for line in (event("a"), USAGE, "[DONE]")).encode()
+    replies = {
+        b"whole": SSE % (len(events), events),
+        b"begun": SSE.replace(b"Content-Length: %d\r\n", b"") % event("a").encode(),
+    }
+
+    assert await answers_of(*(tuple(replies[name] for name in names) for names in connections)) == (codes, requests)
+
+
 async def test_a_closed_loop_has_so_many_at_once_and_no_more() -> None:
     inside, most = 0, 0
     both = asyncio.Event()

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -54,8 +54,13 @@ class Clients:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.UnixConnector(path=self._uds, limit=0) if self._uds else aiohttp.TCPConnector(limit=0)
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), headers=dict(self._asked.headers)
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=dict(self._asked.headers),
+            trace_configs=[trace],
         )
         return self
 
@@ -115,7 +120,7 @@ class Clients:
         if self._asked.ignore_eos:
             body["ignore_eos"] = True
         started_us = _now_us()
-        async with self._session.post(f"{self._url}/v1/chat/completions", json=body) as response:
+        async with await self._post(body) as response:
             answer.status = response.status
             if response.status != _OK:
                 answer.code = _error_code(await response.content.read(_BODY_BYTES)) or f"http_{response.status}"
@@ -123,6 +128,21 @@ class Clients:
             await _follow(response, answer, started_us)
         answer.latency_us = _now_us() - started_us
         return None
+
+    async def _post(self, body: Mapping[str, Any]) -> aiohttp.ClientResponse:
+        """The answer's head; once more where a connection that was kept turns out to be closed before any byte.
+
+        A server may end a kept connection while the next request is on its way there: that is no failure of either.
+        """
+        url, connection = f"{self._url}/v1/chat/completions", _Connection()
+        try:
+            return await self._session.post(url, json=body, trace_request_ctx=connection)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError) as error:
+            # What is no text is the part of a head that had come.
+            begun = isinstance(error, aiohttp.ServerDisconnectedError) and not isinstance(error.message, str)
+            if not connection.reused or begun:
+                raise
+        return await self._session.post(url, json=body)
 
     async def first_model(self) -> str:
         """The first model that the server lists.
@@ -160,6 +180,21 @@ def server_url(text: str) -> str:
     if parts.query or parts.fragment or parts.username:
         raise InvalidSettings(f"{text}: give the address alone, such as {parts.scheme}://{parts.hostname}:8080")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What carried a request."""
+
+    reused: bool = False
+    """It had carried others before."""
+
+
+async def _note_reuse(
+    _session: aiohttp.ClientSession, context: SimpleNamespace, _params: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    if isinstance(connection := context.trace_request_ctx, _Connection):
+        connection.reused = True
 
 
 async def _follow(response: aiohttp.ClientResponse, answer: Answer, started_us: int) -> None:
