@@ -30,9 +30,9 @@ from sluice_sidecar.telemetry.state import GateState, Measured
 SLUICE = str(Path(sys.executable).with_name("sluice"))
 
 
-def shown(of: GateState, last: Step | None = None, *, most: int = 10, note: str = "") -> str:
-    console = Console(file=StringIO(), width=140)
-    console.print(frame(of, last, most_requests=most, note=note))
+def shown(of: GateState, last: Step | None = None, *, most: int = 10, width: int = 140, note: str = "") -> str:
+    console = Console(file=StringIO(), width=width)
+    console.print(frame(of, last, most_requests=most, width=width, note=note))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -57,8 +57,10 @@ def test_a_frame_has_promise_door_batch_kv_step_budgets_and_requests() -> None:
 
     for words in (
         "tiny  ready  step 7",
-        "first token 800 ms of 2.00 s, gaps 90 ms of 150 ms, 0 of 9 requests good in five minutes at 99 %",
-        "open  12 let in, refused: kv_peak 1, slots 3; 2 inside, 0 at the door",
+        "first token 800 ms of 2.00 s, gaps 90 ms of 150 ms, at 99 %",
+        "by 0 of 9 requests that ended in five minutes",
+        "open; 2 inside, 0 at it, 12 let in so far",
+        "kv_peak 1, slots 3",
         "2 of 4 run, 1 waiting with 0 tokens to prefill",
         "40 of 100 blocks, ceiling 95 %, predicted peak 70",
         "7: 1 decode, 64 prefill tokens; took 92 ms, predicted 100 ms",
@@ -67,12 +69,41 @@ def test_a_frame_has_promise_door_batch_kv_step_budgets_and_requests() -> None:
         "0 in all, 0 a minute",
     ):
         assert words in text
-    rows = [line.split() for line in text.splitlines() if line.lstrip().startswith("req-")]
-    assert rows == [
-        ["req-b", "running", "100", "64", "0", "50", "4", "0"],
-        ["req-a", "running", "100", "120", "20", "50", "8", "0"],
-        ["req-w", "waiting", "100", "0", "0", "50", "0", "0"],
+    assert [line.split() for line in text.splitlines()[-5:]] == [
+        ["running"],
+        ["req-b", "100", "64", "0", "50", "4", "0"],
+        ["req-a", "100", "120", "20", "50", "8", "0"],
+        ["waiting"],
+        ["req-w", "100", "0", "0", "50", "0", "0"],
     ]
+
+
+def busy() -> GateState:
+    """A pod whose numbers are long."""
+    requests = (
+        replace(running(f"req-90a8b9972bd9ef42bbead7c{n}", computed=64), prompt_tokens=101_501, max_tokens=50_000)
+        for n in range(3)
+    )
+    of = state(*requests, running("req-" + "w" * 40, status="waiting"))
+    assert of.engine is not None
+    return replace(of, engine=replace(of.engine, step=1_234_567, step_running_us=19_000))
+
+
+def test_a_frame_fits_80_columns_without_a_line_that_wraps_and_uses_more_where_there_are_more() -> None:
+    narrow, wide = (shown(busy(), last_step(), width=width).splitlines() for width in (80, 140))
+
+    assert max(len(line.rstrip()) for line in narrow) <= 80
+    assert len(narrow) == len(wide), "no line was broken in two"
+    assert " req-90a8b9972bd9ef42bbead7c0 " in "\n".join(narrow), "`sluice explain` asks for the whole id"
+    assert "…" in next(line for line in narrow if "req-www" in line)
+    assert ("█" * 9 + "░" * 3 in narrow[5], "█" * 18 + "░" * 6 in wide[5]) == (True, True)
+
+
+def test_where_no_request_ended_nothing_is_said_to_be_good() -> None:
+    text = shown(state(measured=Measured(time_to_first_token_us=800_000)))
+
+    assert "first token 800 ms of 2.00 s, gaps – of 150 ms" in text
+    assert "kept       –, no request ended in five minutes" in text
 
 
 @pytest.mark.parametrize(
@@ -82,9 +113,7 @@ def test_a_frame_has_promise_door_batch_kv_step_budgets_and_requests() -> None:
         pytest.param(
             state(admission=replace(state().admission, open=False, reason="kv_peak")), "shut: kv_peak", id="a-shut-door"
         ),
-        pytest.param(
-            state(measured=Measured(), promise=None), "first token not seen, gaps not seen, 0 of 0", id="idle"
-        ),
+        pytest.param(state(measured=Measured(), promise=None), "first token –, gaps – ", id="idle"),
         pytest.param(state(draining=True), "draining", id="draining"),
         pytest.param(state(freshness="stale"), "the engine's state is stale", id="stale"),
     ],

@@ -30,7 +30,7 @@ from sluice_sidecar.telemetry.state import GateState
 _MISSED = 3
 _TIMEOUT = aiohttp.ClientTimeout(total=2)
 # Rows of a frame that are no requests.
-_OTHER_ROWS = 14
+_OTHER_ROWS = 20
 _ONCE_REQUESTS = 20
 _IS_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
@@ -120,13 +120,13 @@ def _screen(console: Console, *, once: bool, as_json: bool) -> tuple[AbstractCon
         return nullcontext(), lambda state, step, _: click.echo(json.dumps(document(state, step)))
     if once:
         return nullcontext(), lambda state, step, note: console.print(
-            frame(state, step, most_requests=_ONCE_REQUESTS, note=note)
+            frame(state, step, most_requests=_ONCE_REQUESTS, width=console.width, note=note)
         )
     live = Live(console=console, screen=True, auto_refresh=False)
 
     def show(state: GateState, step: Step | None, note: str) -> None:
         rows = max(1, console.size.height - _OTHER_ROWS)
-        live.update(frame(state, step, most_requests=rows, note=note), refresh=True)
+        live.update(frame(state, step, most_requests=rows, width=console.width, note=note), refresh=True)
 
     return live, show
 

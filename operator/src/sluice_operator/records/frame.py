@@ -17,16 +17,21 @@ from sluice_operator.records.steps import Step
 from sluice_operator.records.times import span
 from sluice_sidecar.telemetry.state import GateState
 
-_BAR = 24
+# A line has room for the longer bar from this width on; below it, every line of a usual pod fits into 80 columns.
+_WIDE = 100
+_LONG_BAR, _SHORT_BAR = 24, 12
+_UNMEASURED = "–"
 
 
-def frame(state: GateState, step: Step | None, *, most_requests: int, note: str = "") -> RenderableType:
-    """The pod as it is now; of its requests the first so many."""
+def frame(
+    state: GateState, step: Step | None, *, most_requests: int, width: int = _WIDE, note: str = ""
+) -> RenderableType:
+    """The pod as it is now, on a screen so many columns wide; of its requests the first so many."""
     engine = state.engine
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="bold")
     lines.add_column()
-    for name, text in _lines(state, engine, step):
+    for name, text in _lines(state, engine, step, _LONG_BAR if width >= _WIDE else _SHORT_BAR):
         lines.add_row(name, text)
     parts: list[RenderableType] = [_title(state, engine), lines]
     if engine is not None and engine.requests:
@@ -55,9 +60,10 @@ def _title(state: GateState, engine: EngineState | None) -> Text:
     return text
 
 
-def _lines(state: GateState, engine: EngineState | None, step: Step | None) -> Iterator[tuple[str, Text]]:
+def _lines(state: GateState, engine: EngineState | None, step: Step | None, bar: int) -> Iterator[tuple[str, Text]]:
     yield "promise", _promise(state)
-    yield "door", _door(state)
+    yield "kept", _kept(state)
+    yield from _door(state)
     if engine is None:
         return
     derived, pool = engine.derived, engine.pool
@@ -65,12 +71,12 @@ def _lines(state: GateState, engine: EngineState | None, step: Step | None) -> I
         yield "infeasible", Text(derived.reason, style="red")
     most = 0 if derived is None else derived.max_sequences
     waiting = f"{engine.waiting_requests:,} waiting with {engine.waiting_tokens:,} tokens to prefill"
-    yield "batch", _bar(engine.running_requests, most, f"{engine.running_requests:,} of {most:,} run, {waiting}")
+    yield "batch", _bar(bar, engine.running_requests, most, f"{engine.running_requests:,} of {most:,} run, {waiting}")
     if pool is not None:
         used = pool.total_blocks - pool.free_blocks
         ceiling = f"ceiling {state.admission.kv_ceiling_percent:g} %"
         peak = f"predicted peak {state.admission.predicted_peak_blocks:,}"
-        yield "KV", _bar(used, pool.total_blocks, f"{used:,} of {pool.total_blocks:,} blocks, {ceiling}, {peak}")
+        yield "KV", _bar(bar, used, pool.total_blocks, f"{used:,} of {pool.total_blocks:,} blocks, {ceiling}, {peak}")
     if step is not None:
         yield from _step(step, engine)
     yield "preempted", Text(f"{engine.preemptions_total:,} in all, {state.measured.preemptions_per_minute:g} a minute")
@@ -78,38 +84,50 @@ def _lines(state: GateState, engine: EngineState | None, step: Step | None) -> I
 
 def _promise(state: GateState) -> Text:
     promise, measured = state.promise, state.measured
-    text = Text()
-    for name, us, bound_us in (
-        ("first token", measured.time_to_first_token_us, promise and promise.time_to_first_token_us),
-        ("gaps", measured.inter_token_latency_us, promise and promise.inter_token_latency_us),
-    ):
-        within = us is None or not bound_us or us <= bound_us
-        seen = "not seen" if us is None else span(us)
-        text.append(f"{name} {seen}", style="" if us is None else "green" if within else "red")
-        text.append(f" of {span(bound_us)}, " if bound_us else ", ")
-    percent = "" if promise is None else f" at {promise.target_percent:g} %"
-    text.append(f"{measured.good_requests:,} of {measured.requests:,} requests good in five minutes{percent}")
-    return text
+    first_us, gap_us = measured.time_to_first_token_us, measured.inter_token_latency_us
+    if promise is None:
+        return Text(", ").join([_seen("first token", first_us, None), _seen("gaps", gap_us, None)])
+    parts = [
+        _seen("first token", first_us, promise.time_to_first_token_us),
+        _seen("gaps", gap_us, promise.inter_token_latency_us),
+        Text(f"at {promise.target_percent:g} %"),
+    ]
+    return Text(", ").join(parts)
 
 
-def _door(state: GateState) -> Text:
+def _seen(name: str, us: int | None, bound_us: int | None) -> Text:
+    style = "" if us is None else "red" if bound_us and us > bound_us else "green"
+    text = Text().append(f"{name} {_UNMEASURED if us is None else span(us)}", style=style)
+    return text.append(f" of {span(bound_us)}" if bound_us else "", style="default")
+
+
+def _kept(state: GateState) -> Text:
+    """Of those that ended: one that still streams has a first token, and is neither good nor bad."""
+    measured = state.measured
+    if not measured.requests:
+        return Text(f"{_UNMEASURED}, no request ended in five minutes")
+    return Text(f"by {measured.good_requests:,} of {measured.requests:,} requests that ended in five minutes")
+
+
+def _door(state: GateState) -> Iterator[tuple[str, Text]]:
     door = state.admission
-    now = f"shut: {door.reason}" if door.refuses else "open"
-    text = Text(now, style="red" if door.refuses else "green")
+    text = Text(f"shut: {door.reason}" if door.refuses else "open", style="red" if door.refuses else "green")
     if door.only_watches:
         text.append(f" (Observe; Enforce would refuse: {door.reason})", style="yellow")
-    refused = ", ".join(f"{reason} {number:,}" for reason, number in sorted(door.refused_total.items()))
-    said = f"  {door.admitted_total:,} let in, {f'refused: {refused}' if refused else 'nobody refused'}"
-    text.append(f"{said}; {door.ledger_requests:,} inside, {door.waiting_at_door:,} at the door", style="default")
-    return text
+    inside = f"; {door.ledger_requests:,} inside, {door.waiting_at_door:,} at it, {door.admitted_total:,} let in so far"
+    yield "door", text.append(inside, style="default")
+    refused = ", ".join(f"{reason} {number:,}" for reason, number in sorted(door.refused_total.items()) if number)
+    if refused:
+        yield "refused", Text(refused)
 
 
 def _step(step: Step, engine: EngineState) -> Iterator[tuple[str, Text]]:
     prefill = f"{step.prefill_tokens:,} prefill token{'' if step.prefill_tokens == 1 else 's'}"
     decodes = f"{step.decode_requests:,} decode{'' if step.decode_requests == 1 else 's'}"
     took = f"took {span(step.real_us)}, predicted {span(step.predicted_us)}"
-    now = f"; the one in flight runs for {span(engine.step_running_us)}" if engine.step_running_us else ""
-    yield "last step", Text(f"{step.number:,}: {decodes}, {prefill}; {took}{now}")
+    yield "last step", Text(f"{step.number:,}: {decodes}, {prefill}; {took}")
+    if engine.step_running_us:
+        yield "this step", Text(f"runs for {span(engine.step_running_us)}")
     used = step.decode_requests + step.prefill_tokens
     budget, most = used + step.tokens_left, step.prefill_tokens + max(0, step.prefill_left)
     yield (
@@ -124,22 +142,23 @@ def _held(waiting: Mapping[str, int]) -> str:
     return ", ".join(f"{number:,} held by {gate}" for gate, number in waiting.items())
 
 
-def _bar(value: int, most: int, text: str) -> Text:
+def _bar(length: int, value: int, most: int, text: str) -> Text:
     share = min(1.0, value / most) if most else 0.0
-    filled = round(share * _BAR)
+    filled = round(share * length)
     result = Text("█" * filled, style="red" if share > 0.95 else "yellow" if share > 0.8 else "green")
-    result.append("░" * (_BAR - filled), style="dim")
+    result.append("░" * (length - filled), style="dim")
     result.append(f" {text}", style="default")
     return result
 
 
 def _requests(requests: tuple[RequestState, ...], most: int) -> Iterator[RenderableType]:
-    table = Table(box=None, padding=(0, 1))
-    table.add_column("request")
-    table.add_column("")
+    """Those that run, then those that wait: a column that says which would take what the numbers need of 80 columns."""
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+    table.add_column("request", overflow="ellipsis")
     for column in ("prompt", "computed", "output", "at most", "blocks", "preempted"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     ordered = sorted(requests, key=lambda request: request.status != "running")
+    last = ""
     for request in ordered[:most]:
         numbers = (
             request.prompt_tokens,
@@ -151,7 +170,10 @@ def _requests(requests: tuple[RequestState, ...], most: int) -> Iterator[Rendera
         )
         name = f"{request.id}/{request.choice}" if request.choice else request.id
         style = "dim" if request.status == "waiting" else ""
-        table.add_row(name, request.status, *(f"{number:,}" for number in numbers), style=style)
+        if request.status != last:
+            table.add_row(Text(request.status, style="bold"))
+            last = request.status
+        table.add_row(f" {name}", *(f"{number:,}" for number in numbers), style=style)
     yield table
     if len(ordered) > most:
         yield Text(f"… and {len(ordered) - most:,} more", style="dim")
