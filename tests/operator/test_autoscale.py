@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ def test_the_hpa_of_the_docs_asks_what_keda_asks() -> None:
 
     (tokens,) = (one for one in made["spec"]["triggers"] if one["name"] == "tokens")
     assert asked == tokens["metadata"]["query"].split()
+
+
+def test_the_page_tells_how_full_a_pod_is_meant_to_be() -> None:
+    (made,) = scaled()
+    (share,) = {trigger["metadata"]["threshold"] for trigger in made["spec"]["triggers"]}
+    table = dict(re.findall(r"^\| (work asked for|pods)[^|]*\|(.*)\|$", PAGE, re.MULTILINE))
+    asked, pods = (table[row].split("|") for row in ("work asked for", "pods"))
+
+    assert f"the `threshold` {share}:" in PAGE
+    assert f"averageValue: {float(share) * 1000:.0f}m" in PAGE
+    assert [int(one) for one in pods] == [math.ceil(float(one) / float(share)) for one in asked]
 
 
 def test_the_resource_is_what_is_scaled() -> None:

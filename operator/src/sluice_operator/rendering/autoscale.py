@@ -17,7 +17,8 @@ from sluice_operator.resource.spec import Autoscaling, ServiceSpec
 
 SCALED_OBJECT = "ScaledObject"
 
-# Of what a pod can do within the promise. The rest carries the growth of the minutes that a new pod takes to load.
+# Of what a pod can do within the promise. The rest carries the growth of the minutes that a new pod takes to load: a
+# quarter more. docs/autoscaling.md tells it, and how to have another.
 _TARGET = "0.8"
 # Longer than a lull between two bursts; a pod that goes takes its prefix cache with it.
 _CALM_S = 300
