@@ -178,6 +178,25 @@ def test_status_tells_of_all_services_and_ends_with_one_where_any_is_not_ready(
     assert "0 of 1 replicas" in line
 
 
+@pytest.mark.parametrize(
+    ("gate", "says"),
+    [
+        pytest.param(
+            {"api_keys": 0}, "No API key is in force, so every request is refused with 401: the Secret", id="no key"
+        ),
+        pytest.param({"is_open": False}, "Every pod is busy (kv_peak); clients are told when to come back.", id="busy"),
+    ],
+)
+def test_status_says_why_a_ready_service_lets_nobody_in(
+    world: World, capsys: pytest.CaptureFixture[str], gate: Json, says: str
+) -> None:
+    world.service(scene.pod(), gates={"chat-new-1": scene.gate_state(**gate)})
+
+    assert run(["status"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert (line.split()[1], line.split()[3], says in line) == ("yes", "no", True)
+
+
 def test_status_of_one_service_has_its_conditions_and_json_the_whole(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -436,7 +436,36 @@ def test_a_secret_without_keys_is_told_as_a_shut_door() -> None:
     door = condition(compute(situation(pod, gates=gates, spec=keyed), {}, NOW), "AdmissionOpen")
 
     assert (door["status"], door["reason"]) == ("False", "NoApiKeys")
-    assert "the Secret team-keys (admission.apiKeysSecretRef) is missing" in door["message"]
+    assert "every request is refused with 401: the Secret team-keys (admission.apiKeysSecretRef) is" in door["message"]
+
+
+NO_KEY = (
+    "No API key is in force, so every request is refused with 401: the Secret of admission.apiKeysSecretRef is missing "
+    "or has none."
+)
+
+
+def test_ready_says_that_every_request_is_refused_for_want_of_keys_and_nothing_of_a_busy_door() -> None:
+    def told(**gate: Any) -> tuple[str, str]:
+        ready = condition(
+            compute(situation(scene.pod(), gates={"chat-new-1": scene.gate_state(**gate)}), {}, NOW), "Ready"
+        )
+        return ready["status"], ready["message"]
+
+    assert told(api_keys=0) == (
+        "True",
+        f"1 of 1 replicas serve. {NO_KEY}",
+    )
+    assert told(api_keys=1) == told(is_open=False) == ("True", "1 of 1 replicas serve.")
+
+
+def test_whoever_a_trusted_peer_names_needs_no_key() -> None:
+    admission = {**scene.body()["spec"]["admission"], "apiKeysSecretRef": {"name": "k"}, "trustedPeers": ["10.0.0.0/8"]}
+    gates = {"chat-new-1": scene.gate_state(api_keys=0)}
+
+    seen = compute(situation(scene.pod(), gates=gates, spec=scene.spec({"admission": admission})), {}, NOW)
+
+    assert "every request that no trusted peer names a tenant for is refused" in condition(seen, "Ready")["message"]
 
 
 def test_a_condition_keeps_its_date_until_its_status_changes() -> None:

@@ -114,6 +114,7 @@ def test_where_no_request_ended_nothing_is_said_to_be_good() -> None:
             state(admission=replace(state().admission, open=False, reason="kv_peak")), "shut: kv_peak", id="a-shut-door"
         ),
         pytest.param(state(measured=Measured(), promise=None), "first token –, gaps – ", id="idle"),
+        pytest.param(state(api_keys=0), "shut: no API key is in force; 2 inside", id="no-keys"),
         pytest.param(state(draining=True), "draining", id="draining"),
         pytest.param(state(freshness="stale"), "the engine's state is stale", id="stale"),
     ],

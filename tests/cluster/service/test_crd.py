@@ -105,8 +105,9 @@ def test_get_shows_the_columns(space: Space) -> None:
 
     narrow, wide = (space.kubectl("get", "sluice", "chat", *how).splitlines() for how in ([], ["-o", "wide"]))
 
-    assert narrow[0].split() == ["NAME", "READY", "DESIRED", "AVAILABLE", "MODEL", "CHUNK", "TTFT", "ITL", "AGE"]
-    assert narrow[1].split()[:5] == ["chat", "True", "0", "0", "chat"]
+    columns = ["NAME", "READY", "DESIRED", "AVAILABLE", "ADMISSION", "MODEL", "CHUNK", "TTFT", "ITL", "AGE"]
+    assert narrow[0].split() == columns
+    assert narrow[1].split()[:6] == ["chat", "True", "0", "0", "NothingServes", "chat"]
     assert wide[0].split()[-6:] == ["KV", "PREEMPTIONS", "REASON", "VERSION", "NEWER", "URL"]
     assert wide[1].split()[-3::2] == ["ScaledToZero", f"http://chat.{space.name}.svc"]
 

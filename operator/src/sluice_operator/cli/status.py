@@ -60,6 +60,7 @@ def summary(service: Mapping[str, Any]) -> dict[str, Any]:
         "replicas": (service.get("spec") or {}).get("replicas", 1),
         "readyReplicas": seen.get("readyReplicas", 0),
         "admissionOpen": condition(seen, "AdmissionOpen").get("status") == "True",
+        "door": condition(seen, "AdmissionOpen").get("message", ""),
         "measured": seen.get("measured", {}),
         "failure": seen.get("failure"),
         "conditions": list(seen.get("conditions") or ()),
@@ -72,6 +73,8 @@ def row(told: Mapping[str, Any], *, with_namespace: bool) -> tuple[str, ...]:
     says = "" if told["ready"] and not told["failure"] else _said(told["reason"], told["message"])
     if told["ready"] and told["failure"]:
         says = _said(told["failure"]["reason"], told["failure"]["message"])
+    elif told["ready"] and not told["admissionOpen"]:
+        says = told["door"]
     kv = measured.get("kvUsagePercent")
     return (
         f"{told['namespace']}/{told['name']}" if with_namespace else told["name"],

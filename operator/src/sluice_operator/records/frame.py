@@ -111,7 +111,7 @@ def _kept(state: GateState) -> Text:
 
 def _door(state: GateState) -> Iterator[tuple[str, Text]]:
     door = state.admission
-    text = Text(f"shut: {door.reason}" if door.refuses else "open", style="red" if door.refuses else "green")
+    text = Text(f"shut: {state.shut}" if state.shut else "open", style="red" if state.shut else "green")
     if door.only_watches:
         text.append(f" (Observe; Enforce would refuse: {door.reason})", style="yellow")
     inside = f"; {door.ledger_requests:,} inside, {door.waiting_at_door:,} at it, {door.admitted_total:,} let in so far"

@@ -221,7 +221,7 @@ def _container(container: Object) -> Iterator[str]:
 def _headroom(name: str, gate: GateState) -> str:
     door, room = gate.admission, gate.headroom
     watched = f"open (Observe; Enforce would refuse: {door.reason})" if door.only_watches else "open"
-    parts = ["draining" if gate.draining else f"shut: {door.reason}" if door.refuses else watched]
+    parts = ["draining" if gate.draining else f"shut: {gate.shut}" if gate.shut else watched]
     parts.append(f"{door.ledger_requests:,} inside, {door.waiting_at_door:,} at the door")
     if room is not None:
         parts.append(f"room for {room.slots:,} requests and {room.blocks:,} KV blocks")

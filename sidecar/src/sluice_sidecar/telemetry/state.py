@@ -123,3 +123,10 @@ class GateState:
     """How many keys are in force; None where no key is asked for."""
     api_keys_refused: str = ""
     """Why the keys that lie there now are not in force; empty where they are."""
+
+    @property
+    def shut(self) -> str:
+        """Why one more small request would be refused now; empty where it would not be."""
+        if self.api_keys == 0:
+            return "no API key is in force"
+        return self.admission.reason if self.admission.refuses else ""

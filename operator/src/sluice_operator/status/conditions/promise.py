@@ -6,15 +6,21 @@ from sluice_operator.status import figures
 from sluice_operator.status.claim import Claim
 from sluice_operator.status.conditions.view import View
 
+NO_API_KEYS = "NoApiKeys"
+
 
 def admission_open(view: View) -> Claim:
     """One more request would be let in."""
     doors = [state.gate for state in view.states if state.pod.is_ready]
     if doors and all(door.api_keys == 0 for door in doors):
+        # Not Busy's kind: no waiting helps, so `ready` says it as well.
         name = view.spec.api_keys_secret if view.spec else ""
         secret = f"Secret {name} (admission.apiKeysSecretRef)" if name else "Secret of admission.apiKeysSecretRef"
-        text = f"No API key is in force, so nobody is let in: the {secret} is missing or has none."
-        return Claim(status="False", reason="NoApiKeys", message=text)
+        # A trusted peer vouches for its callers, who need no key then.
+        peers = " that no trusted peer names a tenant for" if view.spec and view.spec.trusted_peers else ""
+        shut = f"No API key is in force, so every request{peers} is refused with 401"
+        text = f"{shut}: the {secret} is missing or has none."
+        return Claim(status="False", reason=NO_API_KEYS, message=text)
     if not view.ready:
         return Claim(status="False", reason="NothingServes", message="No pod takes requests.")
     if not doors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice_operator.observed import obeyed
 from sluice_operator.status.claim import Claim
-from sluice_operator.status.conditions.promise import slo_feasible
+from sluice_operator.status.conditions.promise import NO_API_KEYS, admission_open, slo_feasible
 from sluice_operator.status.conditions.view import View
 
 
@@ -23,7 +23,9 @@ def ready(view: View) -> Claim:
     feasible = slo_feasible(view)
     if feasible.status == "False" and view.spec and view.spec.live.slo.enforcement == "Enforce":
         return Claim(status="False", reason=feasible.reason, message=feasible.message)
-    return Claim(status="True", reason="Serving", message=f"{view.of_wanted} replicas serve.")
+    door = admission_open(view)
+    in_vain = f" {door.message}" if door.reason == NO_API_KEYS else ""
+    return Claim(status="True", reason="Serving", message=f"{view.of_wanted} replicas serve.{in_vain}")
 
 
 def available(view: View) -> Claim:
