@@ -226,6 +226,7 @@ def test_why_joins_what_there_is_into_one_answer(world: World, capsys: pytest.Ca
             event(BROKEN, "BackOff", "Back-off restarting failed container", count=7),
             event(scene.pod("another"), "FailedMount", "of somebody else"),
             event(BROKEN, "Pulled", "fine", type="Normal"),
+            event(BROKEN, "Unhealthy", "Readiness probe failed: statuscode: 503"),
         ]
     }
     world.says["logs chat-new-1 -c engine --tail=5 --previous"] = (
@@ -245,6 +246,7 @@ def test_why_joins_what_there_is_into_one_answer(world: World, capsys: pytest.Ca
     assert "(x7): pod/chat-new-1: BackOff: Back-off restarting" in told
     assert "of somebody else" not in told
     assert "Pulled" not in told
+    assert "Unhealthy" not in told, "it loads"
     assert "last lines of chat-new-1/engine" in told
     assert "ModelMissing: no such folder" in told
     assert "chat-new-1: shut: not_ready" in told

@@ -12,6 +12,7 @@ from typing import Any
 from sluice_operator.observed.loading import loading_text
 from sluice_operator.observed.moments import seconds_between
 from sluice_operator.status.conditions.view import condition
+from sluice_operator.status.noise import at, explains
 from sluice_sidecar.telemetry.state import GateState
 
 Object = Mapping[str, Any]
@@ -83,7 +84,7 @@ def diagnose(evidence: Evidence) -> Answer:
         conditions=tuple(_conditions(status, evidence.now)),
         pods=tuple(_pod(pod, evidence.gates.get(pod["metadata"]["name"])) for pod in _by_name(evidence.pods or ())),
         headroom=tuple(_headroom(name, gate) for name, gate in sorted(evidence.gates.items())),
-        events=tuple(_events(evidence.events, evidence.now)),
+        events=tuple(_events(evidence)),
         logs=evidence.logs,
     )
 
@@ -237,15 +238,18 @@ def _headroom(name: str, gate: GateState) -> str:
     return f"{name}: {'; '.join(parts)}"
 
 
-def _events(events: Sequence[Object], now: str) -> Iterator[str]:
-    def at(event: Object) -> str:
-        return event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or ""
+def _events(evidence: Evidence) -> Iterator[str]:
+    pods = {pod["metadata"]["name"]: pod for pod in evidence.pods or ()}
 
-    warnings = [event for event in events if event.get("type") == "Warning"]
-    for event in sorted(warnings, key=at, reverse=True)[:_MOST_EVENTS]:
+    def is_worth_telling(event: Object) -> bool:
+        name = event["involvedObject"]["name"] if event["involvedObject"]["kind"] == "Pod" else ""
+        return event.get("type") == "Warning" and explains(event, pods.get(name), evidence.gates.get(name))
+
+    told = sorted(filter(is_worth_telling, evidence.events), key=at, reverse=True)[:_MOST_EVENTS]
+    for event in told:
         about = event["involvedObject"]
         count = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
-        since = ago(at(event), now)
+        since = ago(at(event), evidence.now)
         when = f"{since}{count}: " if since else ""
         message = " ".join(str(event.get("message", "")).split())
         yield f"{when}{about['kind'].lower()}/{about['name']}: {event['reason']}: {message}"
