@@ -20,8 +20,9 @@ import operator_scene as scene
 from sluice_engine import codec
 from sluice_operator.cli.kubectl import Kubectl
 from sluice_operator.cli.main import run
+from sluice_operator.observed.moments import ago
 from sluice_operator.status.conditions.view import condition
-from sluice_operator.status.diagnosis import Evidence, ago, diagnose, tell
+from sluice_operator.status.diagnosis import Evidence, diagnose, tell
 from sluice_operator.status.situation import Situation
 from sluice_operator.status.status import compute
 from sluice_sidecar.telemetry.state import GateState, Headroom, Measured
@@ -229,6 +230,13 @@ def test_why_joins_what_there_is_into_one_answer(world: World, capsys: pytest.Ca
             event(BROKEN, "Unhealthy", "Readiness probe failed: statuscode: 503"),
         ]
     }
+    edits = {"manager": "kubectl-edit", "fieldsV1": {"f:spec": {"f:paused": {}}}}
+    edited = scene.deployment()
+    edited["metadata"] |= {"namespace": "llm", "managedFields": [edits]}
+    world.says[
+        "get deployments.apps,services,poddisruptionbudgets.policy -l sluice.dev/inferenceservice=chat "
+        "--show-managed-fields -o json"
+    ] = {"items": [edited]}
     world.says["logs chat-new-1 -c engine --tail=5 --previous"] = (
         '{"message": "starting"}\nModelMissing: no such folder\n'
     )
@@ -247,6 +255,7 @@ def test_why_joins_what_there_is_into_one_answer(world: World, capsys: pytest.Ca
     assert "of somebody else" not in told
     assert "Pulled" not in told
     assert "Unhealthy" not in told, "it loads"
+    assert "deployment/chat: kubectl-edit set spec.paused" in told
     assert "last lines of chat-new-1/engine" in told
     assert "ModelMissing: no such folder" in told
     assert "chat-new-1: shut: not_ready" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,25 @@ def test_why_names_what_the_scheduler_says(space: Space) -> None:
     assert (code, json.loads(told)[0]["reason"]) == (1, "Unschedulable")
     code, _, said = sluice(space, "why", "nobody")
     assert (code, said.count("\n")) == (2, 1)
+
+
+def test_why_names_who_wrote_into_the_deployment(space: Space) -> None:
+    space.apply(space.tiny("edited", replicas=0))
+    space.wait("edited", "condition=Degraded=False")
+    code, told, _ = sluice(space, "why", "edited")
+    assert (code, "set by others" in told) == (0, False), told
+
+    engine = {"name": "engine", "env": [{"name": "EXTRA", "value": "1"}]}
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {"disk": "fast"}, "containers": [engine]}}}}
+    how = ("--type=strategic", "--field-manager=somebody", "-p", json.dumps(patch))
+    space.kubectl("patch", "deployment", "edited", *how)
+
+    _, told, _ = sluice(space, "why", "edited")
+    assert re.search(
+        r"deployment/edited: somebody \(\d+ s ago\) set spec.template.spec.containers\[engine\].env\[EXTRA\], "
+        r"spec.template.spec.nodeSelector.disk\n",
+        told,
+    ), told
 
 
 async def test_a_pod_is_seen_by_its_service_and_drained_without_a_stream_cut(space: Space) -> None:

@@ -24,6 +24,8 @@ from sluice_sidecar.telemetry.state import GateState
 # Each forward is a process and a connection; the pods of a service say much the same.
 _MOST_GATES = 4
 _LOG_LINES = 5
+# What people edit by hand, and what other tools write into.
+_CHILDREN = "deployments.apps,services,poddisruptionbudgets.policy"
 
 
 @click.command()
@@ -34,7 +36,7 @@ def why(kubectl: Kubectl, name: str, *, as_json: bool) -> int:
     """Say why the service NAME is as it is, and what to do.
 
     Joins its conditions and failure, its pods and what the scheduler says of them, the headroom of their gates,
-    warnings, and the last lines of containers that ended.
+    fields of its objects that others set, warnings, and the last lines of containers that ended.
 
     Exit codes: 0 all is well; 1 it is not; 2 wrong usage, no such service, no cluster.
     """
@@ -58,12 +60,16 @@ def gather(kubectl: Kubectl, name: str) -> Evidence:
         pods = kubectl.list("pods", "-l", selector)
     with contextlib.suppress(OperatorError):
         owners = kubectl.list("replicasets", "-l", selector)
+    children: Sequence[dict[str, Any]] = ()
+    with contextlib.suppress(OperatorError):
+        children = kubectl.list(_CHILDREN, "-l", selector, "--show-managed-fields")
     with contextlib.suppress(OperatorError):
         events = kubectl.list("events")
     about = {item["metadata"].get("uid") for item in (service, *(pods or ()), *owners)}
     return Evidence(
         service=service,
         pods=pods,
+        children=children,
         events=[event for event in events if event["involvedObject"].get("uid") in about],
         gates=_gates(kubectl, pods or ()),
         logs=_logs(kubectl, pods or ()),

@@ -20,11 +20,9 @@ from sluice_operator.cluster.kinds import KINDS, SERVICE_KIND
 from sluice_operator.cluster.seen import Place, Seen, place_of
 from sluice_operator.errors import ApiRefused, LeaseLost
 from sluice_operator.plan import Key, Observed, key
-from sluice_operator.rendering.labels import MANAGED_BY
+from sluice_operator.rendering.labels import FIELD_MANAGER, MANAGED_BY
 from sluice_operator.rendering.pod_template import Object
 from sluice_operator.status.changes import Told
-
-FIELD_MANAGER = "sluice"
 
 _MANAGED_SELECTOR = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
 # The server ends a watch after 240 s. It sends a bookmark each minute, so a stream that is silent for 90 s is dead,

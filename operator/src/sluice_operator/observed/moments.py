@@ -15,6 +15,17 @@ def seconds_between(earlier: str, later: str) -> float:
     return _seconds(second) - _seconds(first) if first and second else math.inf
 
 
+def ago(earlier: str, now: str) -> str:
+    """How long ago, for people; empty where it is not known."""
+    passed = seconds_between(earlier, now)
+    if passed == float("inf"):
+        return ""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if passed >= 2 * length:
+            return f"{passed // length:.0f} {unit} ago"
+    return f"{max(0, passed):.0f} s ago"
+
+
 def _seconds(match: re.Match[str]) -> float:
     year, month, day, hour, minute, second = (int(match[group]) for group in range(1, 7))
     return calendar.timegm((year, month, day, hour, minute, second)) + float(match[7] or 0)

@@ -7,6 +7,8 @@ from sluice_operator.resource.spec import ServiceSpec
 
 SERVICE_LABEL = "sluice.dev/inferenceservice"
 MANAGED_BY = {"app.kubernetes.io/managed-by": "sluice-operator"}
+FIELD_MANAGER = "sluice"
+"""Under which the operator's fields are known to the API server."""
 COST_BASIS_ANNOTATION = "sluice.dev/cost-basis"
 
 

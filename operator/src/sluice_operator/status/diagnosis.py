@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_operator.observed.loading import loading_text
-from sluice_operator.observed.moments import seconds_between
+from sluice_operator.observed.moments import ago
+from sluice_operator.status import owners
 from sluice_operator.status.conditions.view import condition
 from sluice_operator.status.noise import at, explains
 from sluice_sidecar.telemetry.state import GateState
@@ -44,6 +45,8 @@ class Evidence:
     """None: they could not be read."""
     events: Sequence[Object] = ()
     """Of the service, its pods and its ReplicaSets."""
+    children: Sequence[Object] = ()
+    """The service's objects, with their managedFields."""
     gates: Mapping[str, GateState] = field(default_factory=dict)
     """By pod; of those that answer."""
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -65,6 +68,8 @@ class Answer:
     """Those that are not as they should be."""
     pods: tuple[str, ...] = ()
     headroom: tuple[str, ...] = ()
+    foreign_fields: tuple[str, ...] = ()
+    """Fields of its objects that others set, and what to do about them."""
     events: tuple[str, ...] = ()
     """The newest first."""
     logs: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -84,6 +89,7 @@ def diagnose(evidence: Evidence) -> Answer:
         conditions=tuple(_conditions(status, evidence.now)),
         pods=tuple(_pod(pod, evidence.gates.get(pod["metadata"]["name"])) for pod in _by_name(evidence.pods or ())),
         headroom=tuple(_headroom(name, gate) for name, gate in sorted(evidence.gates.items())),
+        foreign_fields=tuple(owners.told(evidence.children, evidence.now)),
         events=tuple(_events(evidence)),
         logs=evidence.logs,
     )
@@ -98,6 +104,7 @@ def tell(answer: Answer) -> Iterator[str]:
         "conditions": answer.conditions,
         "pods": answer.pods,
         "headroom": answer.headroom,
+        "set by others": answer.foreign_fields,
         "events, newest first": answer.events,
         **{f"last lines of {where}": tuple(lines) for where, lines in answer.logs.items()},
     }
@@ -253,17 +260,6 @@ def _events(evidence: Evidence) -> Iterator[str]:
         when = f"{since}{count}: " if since else ""
         message = " ".join(str(event.get("message", "")).split())
         yield f"{when}{about['kind'].lower()}/{about['name']}: {event['reason']}: {message}"
-
-
-def ago(earlier: str, now: str) -> str:
-    """How long ago, for people; empty where it is not known."""
-    passed = seconds_between(earlier, now)
-    if passed == float("inf"):
-        return ""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if passed >= 2 * length:
-            return f"{passed // length:.0f} {unit} ago"
-    return f"{max(0, passed):.0f} s ago"
 
 
 def is_ready(pod: Object) -> bool:
