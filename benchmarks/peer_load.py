@@ -52,6 +52,8 @@ ROUNDS = 3
 # Of vLLM's own output tokens a second on a machine of this kind, where int8 products are no default.
 TARGETS = {1: 35.0, 4: 92.0, 16: 221.0, 48: 272.0}
 LONGEST_P99_MS = 150.0
+# Between two engines' turns: until less than this share of the cores is busy, but no longer than all looks.
+SETTLED_SHARE, SETTLE_LOOK_S, SETTLE_LOOKS = 0.1, 0.5, 40
 
 
 async def long_steps(admin_url: str, longer_than_us: int) -> list[dict[str, Any]]:
@@ -60,6 +62,24 @@ async def long_steps(admin_url: str, longer_than_us: int) -> list[dict[str, Any]
         steps = (await response.json())["steps"]
     fields = ("step", "predicted_us", "real_us", "decode_requests", "prefill_tokens", "prior_pairs")
     return [{name: step.get(name) for name in fields} for step in steps if (step.get("real_us") or 0) > longer_than_us]
+
+
+async def settled() -> None:
+    """Wait until the machine has nothing to do: vLLM's processes look out for work a while after their last answer."""
+    for _ in range(SETTLE_LOOKS):
+        before = cpu_times()
+        await asyncio.sleep(SETTLE_LOOK_S)
+        busy, idle = (b - a for a, b in zip(before, cpu_times(), strict=True))
+        if busy < SETTLED_SHARE * (busy + idle):
+            return
+    print("  the machine has not come to rest", flush=True)
+
+
+def cpu_times() -> tuple[int, int]:
+    """Busy and idle time of all cores since the machine's start, in ticks."""
+    fields = [int(field) for field in Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:9]]
+    idle = fields[3] + fields[4]
+    return sum(fields) - idle, idle
 
 
 async def measure(levels: Mapping[int, int], rounds: int, folder: Path) -> dict[str, Any]:
@@ -83,6 +103,8 @@ async def measure(levels: Mapping[int, int], rounds: int, folder: Path) -> dict[
             await one_run(clients, 4, 8, seed=1)
         for number, (at_once, requests) in itertools.product(range(rounds), levels.items()):
             for name, clients in servers.items():
+                await settled()
+                await one_run(clients, 1, 1, seed=1)  # whose turn it is has idled since its last one
                 row = await one_run(clients, at_once, requests, seed=100 + number, promise=PROMISE)
                 print(f"  {name}, {at_once} clients: {row}", flush=True)
                 runs.setdefault(name, {}).setdefault(at_once, []).append(row)
