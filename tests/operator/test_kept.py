@@ -56,8 +56,12 @@ class Installation:
         return self.cluster.statuses[-1]
 
     @property
+    def deployment(self) -> Json:
+        return self.cluster.objects["Deployment", "chat"]
+
+    @property
     def template(self) -> Json:
-        found: Json = self.cluster.objects["Deployment", "chat"]["spec"]["template"]
+        found: Json = self.deployment["spec"]["template"]
         return found
 
     @property
@@ -179,19 +183,93 @@ async def test_a_default_that_a_newer_definition_added_changes_nothing(installat
     assert installation.template == template
 
 
+@pytest.mark.parametrize("is_noted", [True, False], ids=["today's", "one of before"])
 async def test_defaults_of_a_definition_that_comes_before_its_operator_change_nothing(
-    installation: Installation,
+    installation: Installation, *, is_noted: bool
 ) -> None:
     await installation.run(OLD)
     template = copy.deepcopy(installation.template)
     for part in [one for one in installation.body["spec"].values() if isinstance(one, dict)]:
         part["ofALaterDefinition"] = {"such": "as a default"}
     installation.body["spec"]["model"]["source"]["ofALaterDefinition"] = 1
+    if not is_noted:
+        del installation.deployment["metadata"]["annotations"]
 
     await installation.run(OLD)
 
     assert installation.template == template, "`helm upgrade` would roll each pod, before the new operator is there"
     assert len(installation.revisions()) == 1
+
+
+# Each is the operator's to read, or goes into the pods word for word, and had no default.
+FILLED_IN: list[Any] = [
+    pytest.param("model", {"maxLengthTokens": 4096}, id="a-field-of-engine-json"),
+    pytest.param("runtime", {"image": "sluice/engine:of-a-later-definition"}, id="the-image"),
+    pytest.param("resources", {"limits": {"cpu": "1"}}, id="resources"),
+    pytest.param("podTemplate", {"nodeSelector": {"of": "a later definition"}}, id="the-pod's-template"),
+]
+
+
+@pytest.mark.parametrize(("part", "fields"), FILLED_IN)
+async def test_what_nobody_set_restarts_nothing_though_the_spec_reads_otherwise_than_before(
+    installation: Installation, part: str, fields: Json
+) -> None:
+    before = await installation.run(OLD)
+    deployment, configs = copy.deepcopy(installation.deployment), installation.configs()
+    installation.body["spec"][part] |= fields  # the generation stays: no client wrote it
+
+    for settings in (OLD, NEW, OLD):  # before the new operator is there, under it, and after going back
+        status = await installation.run(settings)
+
+        assert installation.template == deployment["spec"]["template"]
+        assert installation.configs() == configs
+        assert status["runtime"]["version"] == before["runtime"]["version"]
+        assert status["runtime"]["newer"] == settings.release, "the next roll would bring what was filled in"
+        assert len(installation.revisions()) == 1
+    assert installation.deployment["metadata"]["annotations"] == deployment["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(("part", "fields"), FILLED_IN)
+async def test_the_same_fields_set_by_somebody_restart_pods(
+    installation: Installation, part: str, fields: Json
+) -> None:
+    await installation.run(OLD)
+    written = {**installation.body["spec"], part: {**installation.body["spec"][part], **fields}}
+
+    status = await installation.run(NEW, written)
+
+    assert status["runtime"] == {"version": "0.2.0+new"}
+    assert installation.images[0] == "sluice/gate:next"
+
+
+async def test_pods_that_another_operator_rolled_meanwhile_are_not_rolled_back(installation: Installation) -> None:
+    await installation.run(OLD)
+    # An operator of before takes what a definition fills in for a change, and notes nothing.
+    installation.body["spec"]["model"]["maxLengthTokens"] = 4096
+    del installation.deployment["metadata"]["annotations"]
+    await installation.run(OLD)
+    template = copy.deepcopy(installation.template)
+    del installation.deployment["metadata"]["annotations"]
+
+    await installation.run(NEW)
+    await installation.run(NEW)
+
+    assert installation.template == template
+    assert len(installation.revisions()) == 2, "the one from before is still there to go back to"
+
+
+async def test_pods_that_were_adopted_stay_whatever_is_filled_in_later(installation: Installation) -> None:
+    for item in objects(scene.spec(), scene.IMAGES):
+        await installation.cluster.apply(item)
+    installation.body["status"] = {"observedGeneration": 1}
+    await installation.run(NEW)
+    template = copy.deepcopy(installation.template)
+    installation.body["spec"]["model"]["maxLengthTokens"] = 4096
+
+    status = await installation.run(NEW)
+
+    assert installation.template == template
+    assert status["runtime"]["version"] == "unknown"
 
 
 async def test_a_value_other_than_that_default_does(installation: Installation) -> None:

@@ -122,17 +122,24 @@ def test_what_cannot_be_understood_names_the_field(change: Any, words: str) -> N
         parse(body)
 
 
-def test_a_definition_of_an_upgrade_adds_nothing_to_the_models_that_are_there() -> None:
-    """The operator of before, which runs a moment longer, would take it for a change of what a step costs."""
-    written = scene.body()["spec"]["model"]
-    loading = schema.version_schema(manifest.load_crd(), "sluice.dev/v1alpha1")
-    assert loading is not None
-    fields = loading["properties"]["spec"]["properties"]["model"]["properties"]["adapterLoading"]["properties"]
+def test_what_no_definition_fills_in_is_what_the_engine_takes_it_for() -> None:
+    fields = schema.version_schema(manifest.load_crd(), "sluice.dev/v1alpha1")
+    assert fields is not None
+    loading = fields["properties"]["spec"]["properties"]["model"]["properties"]["adapterLoading"]["properties"]
 
-    assert set(written) == {"source", "dataType", "quantization"}
+    spec = parse(scene.body())
+
+    assert (spec.runtime, spec.model.quantization, spec.adapters) == ("Sluice", "Auto", AdaptersConfig())
     assert AdaptersConfig() == AdaptersConfig(
-        max_loaded=fields["maxLoaded"]["default"], max_running=fields["maxRunning"]["default"]
-    ), "left out, the engine's own are those of the schema"
+        max_loaded=loading["maxLoaded"]["default"], max_running=loading["maxRunning"]["default"]
+    )
+
+
+def test_what_earlier_definitions_filled_in_is_no_change() -> None:
+    left_out, written = scene.body(), scene.body()
+    written["spec"]["model"]["quantization"], written["spec"]["runtime"]["type"] = "Auto", "Sluice"
+
+    assert parse(left_out) == parse(written)
 
 
 def test_adapters_are_on_the_model_s_volume_unless_their_path_is_absolute() -> None:

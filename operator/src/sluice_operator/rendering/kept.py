@@ -1,8 +1,9 @@
 """The renderings that pods were started with, kept so that an upgrade of the operator restarts none.
 
 Owns the ControllerRevisions of a service: what one holds, which of them its pods are to run by, and which keys of
-`live.json` its programs know. A field of the spec calls for a new one exactly where it changes the pod's template or
-its configuration, both rendered by today's code: other defaults, images and keys are the operator's own affair. Pure.
+`live.json` its programs know. A field of the spec calls for a new one exactly where somebody set it, and it changes the
+pod's template or its configuration, both rendered by today's code: other defaults, images and keys are the operator's
+own affair. Pure.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sluice_engine import codec
 from sluice_engine.config import LiveConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.plan import Key, Observed, is_owned, key
+from sluice_operator.rendering.labels import GENERATION_ANNOTATION, RENDERING_ANNOTATION
 from sluice_operator.rendering.ownership import metadata
 from sluice_operator.rendering.pod_template import Object
 from sluice_operator.resource.spec import ServiceSpec
@@ -96,6 +98,26 @@ def _read(item: Object) -> Kept | None:
         return None
 
 
+def in_use(observed: Observed, service: ServiceSpec, known: Sequence[Kept]) -> Kept | None:
+    """The one that the Deployment was given for the very generation that the resource is of; None: that is not known.
+
+    The API server counts the generation up when somebody changes the spec, and not when a later definition fills fields
+    in: whatever the spec reads like now, nobody asked for other pods.
+    """
+    deployment = observed.owned.get(("Deployment", service.name))
+    if deployment is None or not is_owned(deployment, service.uid):
+        return None
+    said = deployment["metadata"].get("annotations") or {}
+    if said.get(GENERATION_ANNOTATION) != str(service.generation):
+        return None
+    return next((one for one in known if _name(service, one) == said.get(RENDERING_ANNOTATION)), None)
+
+
+def noted(service: ServiceSpec, kept: Kept) -> dict[str, str]:
+    """The annotations by which `in_use` knows it again: the Deployment's own, since pods do not roll for those."""
+    return {GENERATION_ANNOTATION: str(service.generation), RENDERING_ANNOTATION: _name(service, kept)}
+
+
 def choose(known: Sequence[Kept], wanted: str, spec: Json, today: Rendering, render: Render, own: str) -> Kept:
     """By which rendering the pods of this spec are to run: one that is kept for it, else a new one of release `own`.
 
@@ -161,15 +183,18 @@ def adopted(observed: Observed, uid: str, spec: Json) -> Kept | None:
 
 def revision_object(service: ServiceSpec, kept: Kept) -> Object:
     """The ControllerRevision that keeps it, named for its content."""
-    text = kept.text()
     return {
         "apiVersion": "apps/v1",
         "kind": KIND,
-        "metadata": metadata(service, f"{service.name}-{codec.digest([kept.revision, text])}"),
+        "metadata": metadata(service, _name(service, kept)),
         "revision": kept.revision,
         # One text: the API server would otherwise note who owns each of its fields.
-        "data": {"kept": text},
+        "data": {"kept": kept.text()},
     }
+
+
+def _name(service: ServiceSpec, kept: Kept) -> str:
+    return f"{service.name}-{codec.digest([kept.revision, kept.text()])}"
 
 
 def history(observed: Observed, desired: Sequence[Object]) -> list[Key]:

@@ -10,6 +10,10 @@ MANAGED_BY = {"app.kubernetes.io/managed-by": "sluice-operator"}
 FIELD_MANAGER = "sluice"
 """Under which the operator's fields are known to the API server."""
 COST_BASIS_ANNOTATION = "sluice.dev/cost-basis"
+GENERATION_ANNOTATION = "sluice.dev/generation"
+"""On a Deployment: of the resource, when the Deployment was last given its template."""
+RENDERING_ANNOTATION = "sluice.dev/rendering"
+"""On a Deployment: the ControllerRevision that keeps its template."""
 
 
 def labels(spec: ServiceSpec) -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from sluice_engine import codec
 from sluice_operator.rendering.files import Paths, files
-from sluice_operator.rendering.kept import Kept, Rendering, known_part, revision_object
+from sluice_operator.rendering.kept import Kept, Rendering, known_part, noted, revision_object
 from sluice_operator.rendering.labels import selector
 from sluice_operator.rendering.ownership import metadata
 from sluice_operator.rendering.pod_template import Images, Object, pod_template
@@ -42,7 +42,7 @@ def objects(
         "data": dict(used.config),
     }
     live = _live_map(spec, {"live.json": codec.to_json(live_document(spec, kept))})
-    rendered = [config, live, _service(spec), _deployment(spec, used.template)]
+    rendered = [config, live, _service(spec), _deployment(spec, used.template, kept)]
     if kept:
         rendered.insert(0, revision_object(spec, kept))
     if "serviceAccountName" not in spec.pod_template:
@@ -112,13 +112,13 @@ def _service(spec: ServiceSpec) -> Object:
     }
 
 
-def _deployment(spec: ServiceSpec, template: Object) -> Object:
+def _deployment(spec: ServiceSpec, template: Object, kept: Kept | None) -> Object:
     # Auto begins as a surge; `rollout.py` says when it is in place.
     surge, unavailable = (0, 1) if spec.strategy == IN_PLACE else (1, 0)
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(spec, spec.name),
+        "metadata": {**metadata(spec, spec.name), **({"annotations": noted(spec, kept)} if kept else {})},
         "spec": {
             "replicas": spec.replicas,
             "revisionHistoryLimit": 2,

@@ -39,7 +39,9 @@ def choose(body: Object, spec: ServiceSpec, observed: Observed, settings: Settin
         before = kepts.adopted(observed, spec.uid, written)
         known = [before] if before else []
     today = render(written)
-    chosen = kepts.choose(known, spec.runtime_version, written, today, render, settings.release)
+    chosen = kepts.in_use(observed, spec, known)
+    if chosen is None:
+        chosen = kepts.choose(known, spec.runtime_version, written, today, render, settings.release)
     return chosen, _runtime(chosen, spec, body, today=today, own=settings.release)
 
 

@@ -1,6 +1,7 @@
 """The spec of an InferenceService, from the body that the API server (or `manifest.py`) already defaulted.
 
-Owns the meaning of the CRD's fields; has no default of its own. Pure. Next: `render.py`.
+Owns the meaning of the CRD's fields; has no default of its own but for those that no definition may fill in, since an
+earlier operator would restart pods for it (docs/decisions/0017). Pure. Next: `render.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sluice_operator.errors import InvalidSpec
 from sluice_operator.rendering.foreign import runtime
 from sluice_operator.resource.adapters import parse_adapters
 from sluice_operator.resource.model_source import parse_access, parse_source
-from sluice_operator.resource.spec import Autoscaling, Json, ServiceSpec
+from sluice_operator.resource.spec import Autoscaling, Json, RuntimeType, ServiceSpec
 from sluice_operator.resource.units import parse_duration_us, parse_quantity_bytes
 from sluice_sidecar.callers.trust import is_network
 
@@ -79,7 +80,7 @@ def _parse(body: Json) -> ServiceSpec:
         source=parse_source(model["source"]),
         served_name=served_name,
         data_type=model["dataType"],
-        quantization=model["quantization"],
+        quantization=model.get("quantization", "Auto"),
         max_length_tokens=model.get("maxLengthTokens"),
     )
     return ServiceSpec(
@@ -90,7 +91,7 @@ def _parse(body: Json) -> ServiceSpec:
         model=engine_model,
         adapters=parse_adapters(model, served_name, accelerator["count"]),
         hub=parse_access(model["source"]),
-        runtime=spec["runtime"]["type"],
+        runtime=_runtime_type(spec),
         image=spec["runtime"].get("image"),
         image_pull_policy=spec["runtime"]["imagePullPolicy"],
         runtime_version=spec["runtime"].get("version", ""),
@@ -164,6 +165,11 @@ def _parse(body: Json) -> ServiceSpec:
     )
 
 
+def _runtime_type(spec: Json) -> RuntimeType:
+    found: RuntimeType = spec["runtime"].get("type", "Sluice")
+    return found
+
+
 def _cost_basis(spec: Json, model: ModelConfig) -> Json:
     # By the fields that are known here: an upgrade brings the later definition first, whose defaults are in every spec
     # that is read from then on, and what pods run by must not change with them.
@@ -171,9 +177,10 @@ def _cost_basis(spec: Json, model: ModelConfig) -> Json:
         "accelerator": ("count", "resourceName"),
         "resources": ("requests", "limits", "claims"),
         # The same engine under another version of the template costs the same.
-        "runtime": ("type", "image", "imagePullPolicy"),
+        "runtime": ("image", "imagePullPolicy"),
     }
     parts = {part: {name: spec[part].get(name) for name in names} for part, names in known.items()}
+    parts["runtime"]["type"] = _runtime_type(spec)
     # What adapters there are changes nothing about the model's own steps.
     return {"model": codec.encode(model), **parts}
 
