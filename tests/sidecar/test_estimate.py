@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
+from sluice_engine.bodies import MAX_PIECES
 from sluice_sidecar.capacity.cost import ChoiceCost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refused
@@ -94,9 +95,10 @@ def test_what_is_wrong_is_priced_as_little_and_left_to_the_engine(body: Any, rou
         pytest.param(b"", "not valid JSON", id="an-empty-body"),
         pytest.param(b"{", "not valid JSON", id="half-an-object"),
         pytest.param(b"[]", "must be a JSON object", id="a-list"),
-        pytest.param(b'{"a": "\xff"}', "not valid UTF-8", id="invalid-utf-8"),
-        pytest.param(b"[" * 100_000, "nested too deeply", id="nested-without-end"),
-        pytest.param(b'{"n": ' + b"9" * 5000 + b"}", "not valid JSON", id="a-number-without-end"),
+        pytest.param(b'{"a": "\xff"}', "not valid UTF-8 at byte 7", id="invalid-utf-8"),
+        pytest.param(b"\xef\xbb\xbf{}", "byte order mark", id="a-byte-order-mark"),
+        pytest.param(b"[" * 100_000, "nested too deep", id="nested-without-end"),
+        pytest.param(b'{"n": ' + b"9" * 5000 + b"}", "more than 4300 digits", id="a-number-without-end"),
     ],
 )
 def test_a_body_that_is_not_a_json_object_is_refused_with_a_sentence(body: bytes, says: str) -> None:
@@ -105,6 +107,15 @@ def test_a_body_that_is_not_a_json_object_is_refused_with_a_sentence(body: bytes
 
     assert caught.value.refusal.reason is Reason.INVALID_JSON
     assert says in caught.value.refusal.message
+
+
+def test_a_conversation_of_too_many_pieces_is_refused_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "_told", None)
+    body = json.dumps({"messages": [{"role": "user", "content": ""}] * (MAX_PIECES + 1)}).encode()
+    with pytest.raises(Refused, match=f"Invalid 'messages': must hold at most {MAX_PIECES} messages") as caught:
+        estimate.parse(body, "chat")
+
+    assert (caught.value.refusal.status, caught.value.refusal.param) == (400, "messages")
 
 
 json_values = st.recursive(
@@ -210,10 +221,10 @@ def test_a_priority_above_zero_puts_it_behind_its_callers_others(priority: objec
     ("body", "least"),
     [
         pytest.param({"messages": [{"role": "user", "content": "hello"}] * 100}, 0, id="few-messages"),
-        pytest.param({"messages": [{"role": "user", "content": "hello"}] * 20_000}, 30, id="many-messages"),
+        pytest.param({"messages": [{"role": "user", "content": "hello"}] * 8_000}, 14, id="many-messages"),
         pytest.param(
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * 20_000}]},
-            30,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}] * 8_000}]},
+            14,
             id="many-parts",
         ),
     ],

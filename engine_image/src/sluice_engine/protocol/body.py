@@ -5,11 +5,12 @@ JSON's null means that a field was left out, as OpenAI's clients use it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
+from sluice_engine import bodies
+from sluice_engine.bodies import shown
 from sluice_engine.errors import InvalidRequest
 
 _KINDS: dict[type, str] = {
@@ -38,16 +39,12 @@ def parse_json(raw: bytes) -> object:
     """The document in `raw`.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, a name twice in one object, NaN or infinity, or nested too deep.
+        InvalidRequest: `bodies` says what is refused, and why.
     """
     try:
-        return json.loads(raw.decode("utf-8"), parse_constant=_no_constant, object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise _unreadable(f"the body is not valid UTF-8 at byte {error.start}") from error
-    except RecursionError as error:
-        raise _unreadable("the body is nested too deep") from error
-    except ValueError as error:
-        raise _unreadable(f"the body is not valid JSON: {error}") from error
+        return bodies.read_json(raw, strict=True)
+    except bodies.Unreadable as error:
+        raise _unreadable(str(error)) from error
 
 
 def parse_object(raw: bytes) -> Fields:
@@ -211,25 +208,5 @@ def check_text(text: str, path: str) -> None:
         raise InvalidRequest.field(path, problem) from error
 
 
-def shown(value: object) -> str:
-    """A value in a message, cut short."""
-    text = json.dumps(value, ensure_ascii=True)
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
 def _unreadable(message: str) -> InvalidRequest:
     return InvalidRequest(message, code="invalid_json")
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) != len(pairs):
-        # Two readers of one body (a gate and an engine) must not each take another of the two.
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"the name {shown(twice)} is there twice in one object")
-    return fields

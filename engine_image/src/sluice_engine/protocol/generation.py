@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from sluice_engine.bodies import shown
 from sluice_engine.core.request import SamplingParams
 from sluice_engine.core.terms import FLEX
-from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, shown
+from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
 from sluice_engine.protocol.structure import Structure, parse_structure
 
 # OpenAI allows 4 stop strings, and n up to 128; each choice holds KV from its first token on, so fewer.

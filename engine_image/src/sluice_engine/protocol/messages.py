@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of, shown
+from sluice_engine.bodies import shown, too_many_pieces
+from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
 from sluice_engine.protocol.tools import MAX_TOOLS, check_name
 
 Message = dict[str, object]
@@ -20,13 +21,15 @@ def parse_messages(fields: Fields) -> tuple[Message, ...]:
     The arguments of a call are JSON's text, as OpenAI writes them.
 
     Raises:
-        InvalidRequest: there are none, or one is not text from a known role, or answers a call that nobody made.
+        InvalidRequest: there are none or too many, or one is not text from a known role, or answers no call before it.
     """
     items = fields.array("messages")
     if items is None:
         fields.missing("messages")
     if not items:
         fields.refuse("messages", "must hold at least one message")
+    if (problem := too_many_pieces(items)) is not None:
+        fields.refuse("messages", problem)
     called: dict[str, str] = {}
     return tuple(_message(fields, index, item, called) for index, item in enumerate(items))
 

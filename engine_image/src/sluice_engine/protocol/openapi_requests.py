@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluice_engine.bodies import MAX_PIECES
 from sluice_engine.protocol.chat import MAX_TOP_LOGPROBS as MAX_CHAT_LOGPROBS
 from sluice_engine.protocol.completions import MAX_BEST_OF, MAX_PROMPTS, MAX_TOP_LOGPROBS
 from sluice_engine.protocol.generation import (
@@ -42,7 +43,7 @@ def request_schemas(served_name: str) -> Schema:
     """By their names."""
     model = {"type": "string", "enum": [served_name]}
     shared = _generation()
-    messages = {"type": "array", "minItems": 1, "items": reference("Message")}
+    messages = {"type": "array", "minItems": 1, "maxItems": MAX_PIECES, "items": reference("Message")}
     tokenized = optional({"model": model, "add_special_tokens": {"type": "boolean"}})
     return {
         "Message": _message(),
@@ -99,7 +100,7 @@ def request_schemas(served_name: str) -> Schema:
 
 def _message() -> Schema:
     part = an_object({"type": {"const": "text"}, "text": {"type": "string"}}, required=("type", "text"))
-    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": part}]}
+    content = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "maxItems": MAX_PIECES, "items": part}]}
     others = optional({"name": {"type": "string"}, "annotations": {"type": "array"}})
     call_id = {"type": "string", "minLength": 1, "maxLength": MAX_CALL_ID_CHARACTERS}
     call = an_object(

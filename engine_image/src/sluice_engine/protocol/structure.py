@@ -9,7 +9,8 @@ import json
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_engine.protocol.body import UNSUPPORTED, Fields, check_text, is_kind, kind_of, shown
+from sluice_engine.bodies import shown
+from sluice_engine.protocol.body import UNSUPPORTED, Fields, check_text, is_kind, kind_of
 
 Kind = Literal["json_schema", "regex", "choice", "grammar", "tools"]
 

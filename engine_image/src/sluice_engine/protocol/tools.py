@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice_engine.protocol.body import UNSUPPORTED, Fields, kind_of, shown
+from sluice_engine.bodies import shown
+from sluice_engine.protocol.body import UNSUPPORTED, Fields, kind_of
 from sluice_engine.protocol.structure import MAX_SOURCE_BYTES
 
 # OpenAI's own bounds on their number and their names.

@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from sluice_engine.bodies import shown
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
 from sluice_engine.core.request import Request
 from sluice_engine.core.terms import FLEX, Terms
 from sluice_engine.errors import InvalidRequest
-from sluice_engine.protocol.body import UNSUPPORTED, shown
+from sluice_engine.protocol.body import UNSUPPORTED
 from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation

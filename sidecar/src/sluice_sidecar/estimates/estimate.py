@@ -1,7 +1,7 @@
 """What a request asks for, read from its body, and whether that could ever run.
 
-The price is made in `pricing`. The body is parsed to be priced, never to be judged: a wrong type is priced as little
-and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
+The price is made in `pricing`. The body is parsed to be priced, never to be judged but for its size: a wrong type is
+priced as little and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
 
+from sluice_engine import bodies
 from sluice_engine.core.fit import MAX_CHOICES
 from sluice_engine.core.terms import FLEX
+from sluice_engine.errors import sentence
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import media
@@ -46,7 +48,7 @@ MOST_OUTPUT_TOKENS = 2**31 - 1
 _STRIDE_PARTS = 512
 _LONG_BYTES = 256 * 1024
 _MOST_ROLE_CHARS = 32
-_TOO_DEEP = Refusal(Reason.INVALID_JSON, "The body is JSON nested too deeply.")
+_TOO_DEEP = Refusal(Reason.INVALID_JSON, sentence(bodies.TOO_DEEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def parse(body: bytes, route: Route) -> Asked:
     """What a body asks for.
 
     Raises:
-        Refused: not UTF-8, not JSON, or not an object.
+        Refused: `bodies` says why it is not read, it is not an object, or too many messages to be looked at.
     """
     steps = parsing(body, route)
     while True:
@@ -100,12 +102,9 @@ def parse(body: bytes, route: Route) -> Asked:
 def parsing(body: bytes, route: Route) -> Generator[None, None, Asked]:
     """As `parse`, in strides of about a millisecond where a body has very many parts, so that others get on."""
     try:
-        data = json.loads(body.decode())
-    except RecursionError as error:
-        raise Refused(_TOO_DEEP) from error
-    except ValueError as error:
-        detail = "not valid UTF-8" if isinstance(error, UnicodeDecodeError) else f"not valid JSON: {error}"
-        raise Refused(Refusal(Reason.INVALID_JSON, f"The body is {detail}.")) from error
+        data = bodies.read_json(body)
+    except bodies.Unreadable as error:
+        raise Refused(Refusal(Reason.INVALID_JSON, sentence(str(error)))) from error
     if not isinstance(data, dict):
         raise Refused(Refusal(Reason.INVALID_JSON, "The body must be a JSON object."))
     if len(body) >= _LONG_BYTES:
@@ -238,12 +237,15 @@ def _weighted_bytes(text: str) -> int:
 
 
 def _chat(data: Mapping[str, object]) -> Generator[None, None, PromptSize]:
-    messages = data.get("messages")
+    sent = data.get("messages")
+    messages = sent if isinstance(sent, list) else []
+    if (problem := bodies.too_many_pieces(messages)) is not None:
+        raise Refused(Refusal(Reason.BAD_REQUEST, f"Invalid 'messages': {problem}.", param="messages"))
     texts: list[str] = []
     kinds: list[MediaKind] = []
     told = [_told({name: data[name] for name in _TEMPLATE_FIELDS if name in data})]
     count, written_bytes, stride = 0, _written_bytes(data, _WRITTEN_FIELDS), _STRIDE_PARTS
-    for message in messages if isinstance(messages, list) else []:
+    for message in messages:
         count += 1
         content = message.get("content") if isinstance(message, dict) else None
         written_bytes += _written_bytes(message, _WRITTEN_OF_A_MESSAGE) if isinstance(message, dict) else 0
