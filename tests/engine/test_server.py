@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import random
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +18,7 @@ from openai import AsyncOpenAI
 from engine.serving import Served, served, until
 from sluice_engine.codec import decode
 from sluice_engine.core.state import EngineState
+from sluice_engine.serving import responses
 from sluice_engine.serving.counters import Counters
 from sluice_engine.serving.publication import publication_of
 from sluice_engine.serving.responses import MAX_BODY_BYTES
@@ -321,12 +324,57 @@ async def test_a_body_that_is_not_json_is_400(engine: Served, path: str, raw: by
     assert (response.status, error["code"], error["param"]) == (400, "invalid_json", None)
 
 
-async def test_a_body_over_the_limit_is_413(engine: Served) -> None:
+PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_over_the_limit_is_413(engine: Served, path: str) -> None:
     body = io.BytesIO(json.dumps(chat("x" * MAX_BODY_BYTES)).encode())
-    async with engine.http.post("/v1/chat/completions", data=body) as response:
+    async with engine.http.post(path, data=body) as response:
         answer = await response.json()
 
     assert (response.status, answer["error"]["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_body_that_does_not_come_is_waited_for_no_longer_than_its_time(
+    engine: Served, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(responses, "BODY_TIMEOUT_S", 0.05)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(engine.url.rpartition(":")[2]))
+    writer.write(b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{" % path.encode())
+
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        error = json.loads(await reader.readuntil(b"}}"))["error"]
+    assert head.startswith(b"HTTP/1.1 408")
+    assert (error["code"], error["message"]) == ("request_timeout", "The body did not arrive within 0 s.")
+    writer.close()
+
+
+async def test_a_reader_that_takes_nothing_of_its_stream_is_cut_off_and_holds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(responses, "STALL_TIMEOUT_S", 0.1)
+    async with served(num_blocks=4096, max_length=2000) as engine:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, ("127.0.0.1", int(engine.url.rpartition(":")[2])))
+            body = json.dumps(chat("endless", stream=True, n=8, logprobs=True, top_logprobs=20)).encode()
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await loop.sock_sendall(sock, head + body)
+            await until(lambda: engine.service.held_choices() == 8)
+
+            await engine.idle()
+
+            seen = b""
+            with contextlib.suppress(ConnectionError):
+                while piece := await loop.sock_recv(sock, 2**20):
+                    seen += piece
+        assert seen.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in seen
 
 
 async def test_unknown_routes_and_methods_are_openai_errors(engine: Served) -> None:

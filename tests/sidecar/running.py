@@ -42,6 +42,7 @@ class RunningGate:
     client: aiohttp.ClientSession
     host: str
     port: int
+    server: GateServer
 
     def post(self, *, path: str = "/v1/chat/completions", **request: Any) -> Any:
         """A chat request, streamed unless told otherwise."""
@@ -75,10 +76,9 @@ async def running_gate(
     gate = Gate(config, live or live_config(), clock=clock_us, draw=lambda lo, hi: (lo + hi) // 2, keys=keys)
     runners = []
     ports = []
-    for server in (
-        GateServer(gate.handle, user_timeout_ms=30_000, door=gate),
-        GateServer(Admin(gate).handle, user_timeout_ms=30_000),
-    ):
+    user_timeout_ms = config.stall_timeout_us // 1000
+    door = GateServer(gate.handle, user_timeout_ms=user_timeout_ms, door=gate)
+    for server in (door, GateServer(Admin(gate).handle, user_timeout_ms=user_timeout_ms)):
         runner = web.ServerRunner(server, shutdown_timeout=0.01)
         await runner.setup()
         sock = bind("127.0.0.1", 0)
@@ -92,7 +92,7 @@ async def running_gate(
             if ready:
                 await until(lambda: gate.not_ready() is None)
             yield RunningGate(
-                gate, f"http://127.0.0.1:{public}", f"http://127.0.0.1:{private}", client, "127.0.0.1", public
+                gate, f"http://127.0.0.1:{public}", f"http://127.0.0.1:{private}", client, "127.0.0.1", public, door
             )
     finally:
         poller.cancel()

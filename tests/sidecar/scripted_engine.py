@@ -77,6 +77,8 @@ class ScriptedEngine(Killable):
     bodies: list[bytes] = field(default_factory=list)
     tokenized: list[dict[str, Any]] = field(default_factory=list)
     detokenized: list[dict[str, Any]] = field(default_factory=list)
+    text: str = "hi"
+    """What tokens are read as."""
     aborted: int = 0
     sent_tokens: int = 0
     active: dict[str, RequestState] = field(default_factory=dict)
@@ -141,7 +143,7 @@ class ScriptedEngine(Killable):
         self.detokenized.append(await request.json())
         if self.script.hold_headers is not None:
             await self.script.hold_headers.wait()
-        return web.json_response({"prompt": "hi"})
+        return web.json_response({"prompt": self.text})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         script = self.script

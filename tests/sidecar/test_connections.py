@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from pathlib import Path
 
@@ -108,6 +109,48 @@ async def test_slow_bodies_are_given_up_and_slow_ones_that_come_are_not(
     writer.close()
     await until(lambda: len(engine.bodies) == 1)
     await empty(gate.gate)
+
+
+async def test_an_answer_that_nobody_reads_is_not_held_for_ever(
+    engine: ScriptedEngine, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.text = "x" * 16 * 2**20
+    lost = asyncio.Event()
+    is_told = listener.GateProtocol.connection_lost
+
+    def told(self: listener.GateProtocol, exc: BaseException | None) -> None:
+        is_told(self, exc)
+        lost.set()
+
+    monkeypatch.setattr(listener.GateProtocol, "connection_lost", told)
+    monkeypatch.setattr(listener, "ANSWER_TIMEOUT_S", 0.1)
+    async with running_gate(engine, socket_dir, stall_timeout_us=100_000) as gate:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            sock.setblocking(False)
+            await loop.sock_connect(sock, (gate.host, gate.port))
+            body = b'{"tokens": [1, 2]}'
+            head = b"POST /detokenize HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+            await loop.sock_sendall(sock, head + body)
+            async with asyncio.timeout(10):
+                await lost.wait()
+            await empty(gate.gate)
+
+            num_read = 0
+            with contextlib.suppress(ConnectionError):
+                while piece := await loop.sock_recv(sock, 2**20):
+                    num_read += len(piece)
+    assert 0 < num_read < len(engine.text)
+
+
+async def test_an_answer_that_is_read_is_whole_and_no_clock_runs_on(gate: RunningGate, engine: ScriptedEngine) -> None:
+    engine.text = "x" * 4 * 2**20
+    async with gate.client.post(f"{gate.url}/detokenize", data=b'{"tokens": [1]}') as response:
+        assert (await response.json())["prompt"] == engine.text
+    (protocol,) = gate.server.connections
+    assert isinstance(protocol, listener.GateProtocol)
+    assert protocol._unread_timer is None
 
 
 async def test_the_kernel_bounds_what_a_vanished_client_can_hold(gate: RunningGate, engine: ScriptedEngine) -> None:

@@ -9,6 +9,7 @@ EngineError
     ├── InvalidRequest   400  the body breaks a rule; `param` names the field
     ├── NotFound         404  a model or route that is not here
     ├── MethodNotAllowed 405  the route takes another method
+    ├── RequestTimedOut  408  its body did not arrive
     ├── BodyTooLarge     413
     ├── EngineOverloaded 429  more waits than the engine holds
     ├── RequestFailed    500  this request failed in the engine; others go on
@@ -100,6 +101,12 @@ class MethodNotAllowed(RequestError):
     """The route exists and takes another method."""
 
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
+
+
+class RequestTimedOut(RequestError):
+    """The body did not arrive in time."""
+
+    status, type, code = 408, "invalid_request_error", "request_timeout"
 
 
 class BodyTooLarge(RequestError):

@@ -49,7 +49,9 @@ from sluice_engine.serving.responses import (
     MAX_BODY_BYTES,
     REQUEST_ID,
     REQUEST_ID_HEADER,
+    EventWriter,
     answer_errors,
+    body_of,
     event_stream,
     json_response,
 )
@@ -121,7 +123,7 @@ class EngineServer:
         request_id = self._request_id(http)
         engine = self._service.loaded()
         terms = _terms(http)
-        raw = await http.read()
+        raw = await body_of(http)
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_chat(raw))
         adapter = self._adapters.key_of(call.model)
@@ -136,7 +138,7 @@ class EngineServer:
         request_id = self._request_id(http)
         engine = self._service.loaded()
         terms = _terms(http)
-        raw = await http.read()
+        raw = await body_of(http)
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_completion(raw))
         adapter = self._adapters.key_of(call.model)
@@ -177,8 +179,9 @@ class EngineServer:
                     await stream.begun()
                 response = event_stream(request_id)
                 await response.prepare(http)
-                await answer.write(stream, reply, response)
-                await response.write_eof()
+                writer = EventWriter(http, response)
+                await answer.write(stream, reply, writer)
+                await writer.end()
                 return response
             body = await answer.whole(stream, reply)
         return json_response(body, request_id)
@@ -227,7 +230,7 @@ class EngineServer:
     async def tokenize(self, http: web.Request) -> web.StreamResponse:
         """`/tokenize`: the token ids of a prompt, or of a conversation as the chat template writes it."""
         engine = self._service.loaded()
-        raw = await http.read()
+        raw = await body_of(http)
 
         def work() -> list[int]:
             call = parse_tokenize(raw)
@@ -242,7 +245,7 @@ class EngineServer:
     async def detokenize(self, http: web.Request) -> web.StreamResponse:
         """`/detokenize`: the text of token ids, special ones by their names, so that it can be encoded again."""
         engine = self._service.loaded()
-        raw = await http.read()
+        raw = await body_of(http)
 
         def work() -> str:
             call = parse_detokenize(raw)
@@ -254,13 +257,13 @@ class EngineServer:
 
     async def load_adapter(self, http: web.Request) -> web.StreamResponse:
         """`/v1/load_lora_adapter`: serve an adapter that lies in the directory for such. Who may ask is the gate's."""
-        asked = parse_load(await http.read())
+        asked = parse_load(await body_of(http))
         await self._adapters.load(asked)
         return web.Response(text=f"Success: LoRA adapter '{asked.name}' added successfully.")
 
     async def unload_adapter(self, http: web.Request) -> web.StreamResponse:
         """`/v1/unload_lora_adapter`: serve it no more; requests that have begun end with it."""
-        name = parse_unload(await http.read())
+        name = parse_unload(await body_of(http))
         self._adapters.unload(name)
         return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.")
 

@@ -37,6 +37,8 @@ MAX_HEADER_BYTES = 16_384
 MAX_HEADERS = 128
 # All of them together, and what is read beyond: one read of the socket may bring more at once.
 MAX_HEADER_BLOCK_BYTES = 65_536
+# As long as a body has to come: six megabytes of token ids in this time are 100 KB/s. A stream's own watch is stricter.
+ANSWER_TIMEOUT_S = 60.0
 # A stalled reader costs this much memory here, and then its stream stops.
 WRITE_BUFFER_BYTES = 32 * 1024
 SERVER = "sluice-gate"
@@ -83,7 +85,7 @@ def framing_problem(request: web.BaseRequest) -> str | None:
 class GateProtocol(web.RequestHandler):
     """One connection."""
 
-    __slots__ = ("_header_bytes", "_header_timer", "_user_timeout_ms")
+    __slots__ = ("_header_bytes", "_header_timer", "_unread_timer", "_user_timeout_ms")
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class GateProtocol(web.RequestHandler):
         self._user_timeout_ms = user_timeout_ms
         self._header_timer: asyncio.TimerHandle | None = None
         self._header_bytes = 0
+        self._unread_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Bound what a dead peer and a slow reader can hold."""
@@ -130,9 +133,22 @@ class GateProtocol(web.RequestHandler):
         elif data and (self._header_timer is None or self._header_bytes == len(data)):
             self._start_header_timer(HEADER_TIMEOUT_S)
 
+    def pause_writing(self) -> None:
+        """Start the clock on a client that does not read what is ready for it."""
+        super().pause_writing()
+        if self.transport is not None:
+            after_s = max(ANSWER_TIMEOUT_S, self._user_timeout_ms / 1000)
+            self._unread_timer = self._loop.call_later(after_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Stop the clock: nearly all of it was read."""
+        self._stop_unread_timer()
+        super().resume_writing()
+
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Stop the clock."""
+        """Stop the clocks."""
         self._stop_header_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
 
     def handle_error(
@@ -169,6 +185,11 @@ class GateProtocol(web.RequestHandler):
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _header_timeout(self, after_s: float) -> None:
         self._header_timer = None
