@@ -13,7 +13,7 @@ from sluice_engine.bodies import MAX_PIECES
 from sluice_sidecar.capacity.cost import ChoiceCost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refused
-from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates import estimate, fitting
 from sluice_sidecar.estimates.estimate import Route
 from sluice_sidecar.estimates.pricing import Pricing
 from sluice_sidecar.estimates.prompt import TokenRatio
@@ -132,7 +132,7 @@ bodies = st.fixed_dictionaries(
 @given(bodies, st.sampled_from(["chat", "completions"]))
 def test_any_json_has_a_price_that_fits_or_a_reason_why_not(body: Any, route: Route) -> None:
     asked = estimate.parse(json.dumps(body).encode(), route)
-    if estimate.hopeless(asked, limits()) is not None:
+    if fitting.refuse(asked, limits()) is not None:
         return
     for choice in Pricing().price(asked, limits()).choices:
         assert limits().unfit_reason(choice.prompt_tokens, choice.max_tokens) is None
@@ -153,15 +153,15 @@ def parsed(text: str, **body: Any) -> estimate.Asked:
     ],
 )
 def test_only_what_may_fit_is_worth_counting(asked: estimate.Asked, *, counted: bool, refused: bool) -> None:
-    assert (estimate.hopeless(asked, limits()) is not None) is refused
-    assert estimate.worth_counting(asked, limits(), TokenRatio()) is counted
+    assert (fitting.refuse(asked, limits()) is not None) is refused
+    assert fitting.worth_counting(asked, limits(), TokenRatio()) is counted
 
 
 def test_a_refusal_without_counting_says_so() -> None:
-    problem = estimate.hopeless(parsed("x" * 32_000), limits())
+    refusal = fitting.refuse(parsed("x" * 32_000), limits())
 
-    assert problem is not None
-    assert problem.startswith("prompt (at least 2000 tokens)")
+    assert refusal is not None
+    assert refusal.message.startswith("Prompt (at least 2000 tokens)")
 
 
 def test_the_question_for_the_count_is_the_largest_prompt() -> None:

@@ -17,7 +17,7 @@ from sluice_engine.core.state import PoolState
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.engines import calibrate
-from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates import estimate, fitting
 from sluice_sidecar.estimates.media import START_TOKENS, MediaTokens, kind_of, without_media
 from sluice_sidecar.estimates.pricing import Pricing
 
@@ -80,7 +80,7 @@ def test_an_estimate_alone_makes_no_prompt_impossible() -> None:
     asked = estimate.parse(body(TEXT, *[IMAGE] * 50), "chat")
     small = limits(2_000)
 
-    assert estimate.hopeless(asked, small) is None
+    assert fitting.refuse(asked, small) is None
     priced = Pricing().price(asked, small, "a", 40)
     assert small.unfit_reason(priced.prompt_tokens, 8) is None
     assert priced.prompt_tokens > 1_000

@@ -23,7 +23,7 @@ from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.engines.link import EngineLink
 from sluice_sidecar.errors import Reason, Refusal, Refused
-from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates import estimate, fitting
 from sluice_sidecar.estimates.counting import ExactCounts
 from sluice_sidecar.estimates.estimate import Asked
 from sluice_sidecar.retries import attempts
@@ -92,30 +92,30 @@ class Reception:
     async def price(self, call: Call) -> Cost | Refusal:
         """The cost of a call, its prompt counted by the engine where an estimate is not enough."""
         asked = await _parsed(call)
-        call.terms = self._callers.named_by(asked.user, call.terms)
-        if asked.flexible:
-            call.terms = call.terms.flexible()
-        call.streamed = asked.streamed
-        call.terms = bounds.for_answer(call.terms, streamed=asked.streamed)
+        self._heard(call, asked)
         if (refusal := self._admission.refuse_unavailable()) is not None:
             return refusal
         limits, pricing = self._admission.room.limits, self._admission.room.pricing
         assert limits is not None, "an available engine has told its limits"
-        if (problem := estimate.too_many_choices(asked)) is not None:
-            return Refusal(Reason.BAD_REQUEST, sentence(problem), param="n")
-        if (problem := estimate.too_long_an_answer(asked, limits)) is not None:
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.max_tokens_param)
-        problem = estimate.hopeless(asked, limits)
+        if (refusal := fitting.refuse(asked, limits)) is not None:
+            return refusal
         tokens = None
-        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
+        if fitting.worth_counting(asked, limits, pricing.ratio):
             tokens = await self._counts.count(estimate.tokenize_body(call.body.content, asked))
             self._metrics.tokenize.inc()
-            problem = None if tokens is None else estimate.impossible(asked, limits, tokens)
-        if problem is not None:
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, sentence(problem), param=asked.param)
+            if tokens is not None and (refusal := fitting.refuse_counted(asked, limits, tokens)) is not None:
+                return refusal
         cost = pricing.price(asked, limits, call.terms.tenant, tokens)
         call.terms = replace(call.terms, expected_output_tokens=cost.expected_output_tokens, behind=asked.behind)
         return cost
+
+    def _heard(self, call: Call, asked: Asked) -> None:
+        """What the body says of the caller, and of how the answer goes out."""
+        terms = self._callers.named_by(asked.user, call.terms)
+        if asked.flexible:
+            terms = terms.flexible()
+        call.streamed = asked.streamed
+        call.terms = bounds.for_answer(terms, streamed=asked.streamed)
 
     async def enter(self, call: Call, cost: Cost) -> Permit | Refusal:
         """A permit or a refusal, after a short wait in line where that may help."""

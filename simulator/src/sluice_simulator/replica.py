@@ -19,7 +19,7 @@ from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Reason, Refusal
-from sluice_sidecar.estimates import estimate
+from sluice_sidecar.estimates import fitting
 from sluice_sidecar.estimates.estimate import Asked
 from sluice_sidecar.estimates.prompt import PromptSize
 from sluice_sidecar.retries.attempts import Attempt
@@ -216,13 +216,13 @@ class Replica:
         if size is not None:
             prompt = PromptSize(text_bytes=round(tokens * size), text=text)
         asked = Asked((prompt,), 1, call.arrival.max_tokens, "prompt")
-        problem = estimate.too_long_an_answer(asked, limits) or estimate.hopeless(asked, limits)
         exact = None
-        if problem is None and estimate.worth_counting(asked, limits, pricing.ratio):
+        refusal = fitting.refuse(asked, limits)
+        if refusal is None and fitting.worth_counting(asked, limits, pricing.ratio):
             exact = tokens
-            problem = estimate.impossible(asked, limits, exact)
-        if problem is not None:
-            return Refusal(Reason.CONTEXT_LENGTH_EXCEEDED, problem)
+            refusal = fitting.refuse_counted(asked, limits, exact)
+        if refusal is not None:
+            return refusal
         return pricing.price(asked, limits, self._tenant(call), exact)
 
     @staticmethod

@@ -1,7 +1,8 @@
-"""What a request asks for, read from its body, and whether that could ever run.
+"""What a request asks for, read from its body.
 
-The price is made in `pricing`. The body is parsed to be priced, never to be judged but for its size: a wrong type is
-priced as little and left to the engine, whose answer names the field. Must not know the ledger or HTTP.
+The price is made in `pricing`, and whether it could ever run is `fitting`'s to say. The body is parsed to be priced,
+never to be judged but for its size: a wrong type is priced as little and left to the engine, whose answer names the
+field. Must not know the ledger or HTTP.
 """
 
 from __future__ import annotations
@@ -18,11 +19,10 @@ from sluice_engine import bodies
 from sluice_engine.core.fit import MAX_CHOICES
 from sluice_engine.core.terms import FLEX
 from sluice_engine.errors import sentence
-from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.errors import Reason, Refusal, Refused
 from sluice_sidecar.estimates import media
 from sluice_sidecar.estimates.media import MediaKind
-from sluice_sidecar.estimates.prompt import MOST_BYTES_PER_TOKEN, NON_ASCII_WEIGHT, PromptSize, TokenRatio
+from sluice_sidecar.estimates.prompt import NON_ASCII_WEIGHT, PromptSize
 
 Route = Literal["chat", "completions"]
 
@@ -31,8 +31,6 @@ MESSAGE_OVERHEAD_TOKENS = 8
 TEMPLATE_OVERHEAD_TOKENS = 32
 # Where it tells of tools it says how to call them, too: in 90 to 110 tokens, with the families that do.
 TOOLS_OVERHEAD_TOKENS = 112
-# From this share of what fits at most, an estimate that is off by a half may keep out what would have fitted.
-COUNTED_FROM_SHARE = 0.25
 # What else of a body becomes part of a chat's prompt.
 _TEMPLATE_FIELDS = ("tools", "tool_choice", "functions", "documents", "chat_template", "chat_template_kwargs")
 # Where the length of an answer is asked for; the last is llama.cpp's, and goes before the others there.
@@ -132,50 +130,6 @@ def parsing(body: bytes, route: Route) -> Generator[None, None, Asked]:
     )
 
 
-def impossible(asked: Asked, limits: Limits, tokens: int) -> str | None:
-    """Why a prompt of this many tokens could never run with what is asked of it, not even alone."""
-    return limits.unfit_reason(tokens, asked.max_tokens or 1)
-
-
-def too_long_an_answer(asked: Asked, limits: Limits) -> str | None:
-    """Why the answer that is asked for could never fit, whatever the prompt is."""
-    if asked.max_tokens is None or limits.unfit_reason(1, asked.max_tokens) is None:
-        return None
-    # What was asked beyond the bound was read as the bound: no number is told that nobody sent.
-    least = "" if asked.max_tokens < MOST_OUTPUT_TOKENS else "at least "
-    return (
-        f"an answer of {least}{asked.max_tokens} output tokens ({asked.max_tokens_param}) can never fit: the model's "
-        f"context length is {limits.max_length_tokens} tokens and the whole KV cache holds {limits.pool_tokens}"
-    )
-
-
-def too_many_choices(asked: Asked) -> str | None:
-    """Why the call is too many at once: an engine that took them all would be given more than was priced."""
-    if asked.num_choices <= MAX_CHOICES:
-        return None
-    return f"the prompts and n of this request make more choices than the {MAX_CHOICES} that one call may ask for"
-
-
-def hopeless(asked: Asked, limits: Limits) -> str | None:
-    """Why the largest prompt is too long by any measure, so that it is refused without being counted."""
-    prompt = asked.prompts[asked.largest]
-    if prompt.tokens is not None:
-        return impossible(asked, limits, prompt.tokens)
-    problem = impossible(asked, limits, max(1, prompt.text_bytes // MOST_BYTES_PER_TOKEN))
-    return None if problem is None else problem.replace("prompt (", "prompt (at least ", 1)
-
-
-def worth_counting(asked: Asked, limits: Limits, ratio: TokenRatio) -> bool:
-    """Whether the engine is asked to count: the prompt is so large that the error of an estimate would decide."""
-    prompt = asked.prompts[asked.largest]
-    # Without text there is nothing to count: the field is missing or of a wrong type, which the engine says best.
-    if prompt.tokens is not None or not prompt.text_bytes:
-        return False
-    tokens = ratio.tokens(prompt)
-    most = min(limits.max_length_tokens, limits.pool_tokens)
-    return tokens >= COUNTED_FROM_SHARE * most or impossible(asked, limits, tokens) is not None
-
-
 def tokenize_body(body: bytes, asked: Asked) -> bytes:
     """What `/tokenize` is asked in order to count the largest prompt of a body that was parsed before: its text alone.
 
@@ -195,11 +149,6 @@ def tokenize_body(body: bytes, asked: Asked) -> bytes:
     if isinstance(data.get("model"), str):
         question["model"] = data["model"]
     return json.dumps(question).encode()
-
-
-def most_prompt_tokens(max_tokens: int, limits: Limits) -> int:
-    """The longest prompt that fits beside such an answer."""
-    return min(limits.max_length_tokens - max_tokens, limits.pool_tokens - max_tokens + 1)
 
 
 def _limit(data: Mapping[str, object]) -> tuple[int | None, str]:

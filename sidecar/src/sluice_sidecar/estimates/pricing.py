@@ -18,7 +18,8 @@ from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Entry
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.prefixes import Beginning, Match, Prefixes
-from sluice_sidecar.estimates.estimate import Asked, most_prompt_tokens
+from sluice_sidecar.estimates.estimate import Asked
+from sluice_sidecar.estimates.fitting import most_prompt_tokens
 from sluice_sidecar.estimates.media import MediaTokens
 from sluice_sidecar.estimates.outputs import Outputs
 from sluice_sidecar.estimates.prompt import PromptSize, TokenRatio
