@@ -131,7 +131,7 @@ def returning(seconds: float, *, spread: bool) -> list[int]:
     def narrow(world: World) -> None:
         for replica in world.replicas:
             assert replica.gate is not None, "an experiment with a gate"
-            replica.gate.retry_after = RetryAfter(lambda lo, hi: lo)  # noqa: ARG005  # an experiment's
+            replica.gate.returning.retry_after = RetryAfter(lambda lo, hi: lo)  # noqa: ARG005  # an experiment's
 
     load = chat([(CHAT_CAPACITY, 60), (200.0, 1), (0.0, seconds)], retries=NO_RETRIES)
     one = ran(scene([load], 61 + seconds), None if spread else narrow)

@@ -333,7 +333,7 @@ def test_come_back_is_left_out_while_the_drain_is_unmeasured() -> None:
 def test_come_back_after_the_measured_wait(residence_us: int, lo_us: int, hi_us: int) -> None:
     door = Door(live=live_config(max_wait_us=0))
     bounds: list[tuple[int, int]] = []
-    door.admission.retry_after._draw = lambda lo, hi: bounds.append((lo, hi)) or lo  # type: ignore[func-returns-value]
+    door.admission.returning.retry_after._draw = lambda lo, hi: bounds.append((lo, hi)) or lo  # type: ignore[func-returns-value]
     door.measure(residence_us)
     for name in "abcd":
         door.admit(name)
@@ -347,7 +347,7 @@ def test_come_back_after_the_measured_wait(residence_us: int, lo_us: int, hi_us:
 def test_a_crowd_is_told_to_come_back_spread_over_the_time_it_takes_to_let_it_in() -> None:
     door = Door(live=live_config(max_wait_us=0))
     highest: list[int] = []
-    door.admission.retry_after._draw = lambda _, hi: highest.append(hi) or hi  # type: ignore[func-returns-value]
+    door.admission.returning.retry_after._draw = lambda _, hi: highest.append(hi) or hi  # type: ignore[func-returns-value]
     door.measure(8 * S)
     for name in "abcd":
         door.admit(name)

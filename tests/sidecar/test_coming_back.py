@@ -147,7 +147,7 @@ def test_attempts_are_counted_by_verdict() -> None:
     door.spend()
     door.reason(attempt=1)
 
-    assert door.admission.retries_total == {"admitted": 1, "refused": 1}
+    assert door.admission.returning.verdicts == {"admitted": 1, "refused": 1}
 
 
 def test_who_leaves_the_line_was_not_refused() -> None:
@@ -159,8 +159,8 @@ def test_who_leaves_the_line_was_not_refused() -> None:
 
     door.admission.leave(ticket, 0)
 
-    assert door.admission.retries_total["refused"] == 0
-    assert door.admission.attempts.number(Attempt(0, b"key"), 0) == 2, "it may come back all the same"
+    assert door.admission.returning.verdicts["refused"] == 0
+    assert door.admission.returning.attempts.number(Attempt(0, b"key"), 0) == 2, "it may come back all the same"
 
 
 def test_the_measured_wait_is_kept_beside_what_was_told() -> None:

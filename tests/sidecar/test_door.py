@@ -373,7 +373,7 @@ def test_one_that_asks_for_an_earlier_token_than_there_is_stands_in_nobodys_way(
     assert {found.reason for found in hasty} == {Reason.TTFT_PROMISE}
     pod.admit("other")
     assert pod.admission.sizes.kept_for(Terms(service_class="critical"), COST, pod.now_us) is None
-    assert not pod.admission.retry_budget.closed_to("critical", pod.now_us)
+    assert not pod.admission.returning.budget.closed_to("critical", pod.now_us)
 
 
 def test_one_whose_own_promise_is_lost_while_it_waits_goes_and_the_next_comes_in() -> None:

@@ -362,7 +362,7 @@ async def test_who_comes_back_after_a_full_queue_is_known_by_its_body(server: Fo
 
         first, second = gate.gate.admission.decisions.last(2)
         assert (first.attempt, second.attempt) == (0, 1)
-        assert gate.gate.admission.retry_budget.closed_to("standard", gate.gate.clock())
+        assert gate.gate.admission.returning.budget.closed_to("standard", gate.gate.clock())
 
 
 async def test_a_request_that_no_page_lists_stays_in_the_ledger_until_its_stream_ends(

@@ -40,13 +40,13 @@ async def test_its_own_retry_comes_back_when_we_said_and_gets_in(engine: Scripte
         running = [asyncio.create_task(chat(client)) for _ in range(4)]
         await until(lambda: len(admission.room.ledger.entries) == 4)
         announced_us: list[int] = []
-        delay_us = admission.retry_after.delay_us
+        delay_us = admission.returning.retry_after.delay_us
 
         def note(*asked: Any) -> int | None:
             announced_us.append(delay_us(*asked) or 0)
             return announced_us[-1]
 
-        admission.retry_after.delay_us = note  # type: ignore[method-assign, assignment]
+        admission.returning.retry_after.delay_us = note  # type: ignore[method-assign, assignment]
         async with client_of(gate, max_retries=1) as retrying:
             refused = asyncio.create_task(chat(retrying))
             await until(lambda: admission.refused_total["slots"] == 1)

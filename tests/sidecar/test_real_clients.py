@@ -200,7 +200,7 @@ async def test_a_loop_of_curl_is_one_request_that_comes_again_and_gets_in_once_t
     assert codes == ["429"] * (len(codes) - 1) + ["200"]
     assert [one.attempt for one in tried] == list(range(len(tried)))
     assert {one.reason for one in tried[:-1]} == {"slots"}
-    assert gate.gate.admission.retries_total == {"refused": len(tried) - 2, "admitted": 1}
+    assert gate.gate.admission.returning.verdicts == {"refused": len(tried) - 2, "admitted": 1}
 
 
 async def test_a_loop_of_curl_does_not_get_past_a_spent_budget(engine: ScriptedEngine, socket_dir: Path) -> None:

@@ -89,7 +89,7 @@ class Admin:
                 refused_total=dict(sorted(admission.refused_total.items())),
                 mode=admission.mode,
                 verdicts=admission.decisions.regret.verdicts,
-                retry_share=round(admission.retry_budget.share(), 4),
+                retry_share=round(admission.returning.budget.share(), 4),
             ),
             demand=demanded(admission, now_us),
             headroom=headroom(admission, now_us),

@@ -1,8 +1,8 @@
 """The decision: who is let in now, who waits a moment at the door, and who is told when to come back.
 
 Owns the order of the tests. Whether there is room is `room`'s to say, whose turn it is and what keeps each out
-`door`'s, how a refusal reads `refusals`'. One call decides and reserves, so nothing can slip in between. Pure: the
-clock comes in with each call, randomness as an argument; a simulator runs this very class.
+`door`'s, who comes back and when `returning`'s. One call decides and reserves, so nothing can slip in between. Pure:
+the clock comes in with each call, randomness as an argument; a simulator runs this very class.
 Start reading at `Admission.enter`.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 from sluice_engine.config import Enforcement, LiveConfig
 from sluice_engine.core.state import EngineState
@@ -22,12 +21,12 @@ from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Entry, Permit
 from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.capacity.room import Room
-from sluice_sidecar.errors import RateLimit, Reason, Refusal
+from sluice_sidecar.errors import Reason, Refusal
 from sluice_sidecar.estimates.work import Work, work_of
 from sluice_sidecar.refusals import MISSED
-from sluice_sidecar.retries.attempts import FIRST, Attempt, Attempts
-from sluice_sidecar.retries.retry_after import LEAST_SPREAD_US, LEAST_US, RetryAfter
-from sluice_sidecar.retries.retry_budget import SPENT, RetryBudget
+from sluice_sidecar.retries.attempts import FIRST, Attempt
+from sluice_sidecar.retries.retry_budget import SPENT
+from sluice_sidecar.retries.returning import Returning
 from sluice_sidecar.telemetry.decisions import Decisions
 from sluice_sidecar.telemetry.demand import Demand
 from sluice_sidecar.waiting.door import Door
@@ -49,21 +48,16 @@ class Admission:
         self, live: LiveConfig, *, stale_after_us: int, blind_after_us: int, draw: Callable[[int, int], int]
     ) -> None:
         """`draw(lo, hi)` is a random whole number between both, evenly."""
-        self._draw = draw
         self.room = Room(live, stale_after_us=stale_after_us, blind_after_us=blind_after_us)
         self.room.ledger.on_release = self._released
         self._door = Door(live, self.room)
         self.classes, self.tenants, self.sizes = self._door.classes, self._door.tenants, self._door.sizes
         self.quotas = Quotas(live.admission.tenants)
-        self.attempts = Attempts()
-        self.retry_budget = RetryBudget(live.admission.retry_budget_percent)
-        self.retry_after = RetryAfter(draw)
+        self.returning = Returning(live.admission.retry_budget_percent, self._time_for, draw)
         self.mode: Enforcement = live.admission.mode
         self.unavailable: Reason | None = Reason.ENGINE_LOADING
         self.admitted_total = 0
         self.refused_total: Counter[str] = Counter()
-        self.retries_total: Counter[str] = Counter()
-        """Attempts that were retries, by verdict."""
         self.decisions = Decisions()
         self.demand = Demand()
         self._queue = self._door.queue
@@ -72,7 +66,7 @@ class Admission:
         """Take other settings; nobody who is inside or waits is turned out for them."""
         self.mode = live.admission.mode
         self.room.configure(live)
-        self.retry_budget.configure(live.admission.retry_budget_percent)
+        self.returning.budget.configure(live.admission.retry_budget_percent)
         self._door.configure(live)
         self.quotas.configure(live.admission.tenants, now_us)
         self.advance(now_us)
@@ -115,7 +109,7 @@ class Admission:
         `waited_us` went by since its body was whole, and is gone from the promise.
         """
         decision = self.decisions.priced(request_id, cost, now_us - waited_us, terms)
-        attempt = replace(attempt, number=self.attempts.number(attempt, now_us))
+        attempt = self.returning.counted(attempt, now_us)
         decision.attempt = attempt.number
         ticket = Ticket(request_id, cost, terms, now_us - waited_us, decision, on_settled, attempt)
         if (refusal := self._hopeless(ticket, now_us)) is not None:
@@ -125,7 +119,7 @@ class Admission:
             decision.shed_by, look = self._shed_by(ticket, refusal, now_us)
             return self._admit(ticket, look, now_us)
         if refusal is not None:
-            self._may_come_back(ticket, now_us)
+            self.returning.refused(attempt, now_us)
             return refusal
         verdict = self._ask(ticket, now_us)
         if isinstance(verdict, Refusal):
@@ -145,7 +139,7 @@ class Admission:
         if self._queue.remove(ticket):
             self.quotas.settle(ticket.request_id, 0)
             # It was not refused; whoever gave up may ask again all the same.
-            self.attempts.turned_away(ticket.attempt, now_us)
+            self.returning.may_return(ticket.attempt, now_us)
             self.advance(now_us)
         elif isinstance(ticket.verdict, Permit):
             ticket.verdict.close(now_us)
@@ -165,14 +159,13 @@ class Admission:
 
     def refuse_busy(self, reason: Reason, problem: str, now_us: int, service_class: str = STANDARD) -> Refusal:
         """The refusal for load that was found outside the tests here."""
-        wait_us = self.room.time_for(1, len(self.room.ledger.entries), now_us)
-        return self._refuse_busy(Held(reason, problem, wait_us), service_class, now_us)
+        return self.returning.busy(Held(reason, problem, self._time_for(1, now_us)), service_class, now_us)
 
     def overflowed(self, terms: Terms, attempt: Attempt, now_us: int) -> Refusal:
         """The refusal of what was let in and found the engine's own queue full: a wrong estimate, and load."""
         self.room.missed(now_us)
-        self.retry_budget.refused(terms.service_class, now_us)
-        self.attempts.turned_away(attempt, now_us)
+        self.returning.budget.refused(terms.service_class, now_us)
+        self.returning.may_return(attempt, now_us)
         problem = "the engine's own queue is full"
         return self.refuse_busy(Reason.ENGINE_OVERLOADED, problem, now_us, terms.service_class)
 
@@ -221,11 +214,11 @@ class Admission:
         assert limits is not None, "who is hopeless has gone before"
         if (refusal := deadlines.unreachable(ticket.cost, ticket.terms, limits, waited_us)) is not None:
             return refusal
-        if ticket.attempt.number and self.retry_budget.closed_to(ticket.terms.service_class, now_us):
+        if ticket.attempt.number and self.returning.budget.closed_to(ticket.terms.service_class, now_us):
             return SPENT
         tokens = ticket.cost.prompt_tokens + ticket.cost.decode_tokens
         quota = self.quotas.take(ticket.terms.tenant, ticket.request_id, tokens, now_us)
-        return None if quota is None else self._refuse_quota(quota, tokens)
+        return None if quota is None else self.returning.over_quota(quota, tokens)
 
     def _shed_by(self, ticket: Ticket, refusal: Refusal | None, now_us: int) -> tuple[str, Look]:
         """Observe: the reason for which Enforce would refuse it, and the room there is; empty where it would not.
@@ -247,7 +240,7 @@ class Admission:
         if held.reason is not Reason.TENANT_SHARE and not held.by_itself:
             self.sizes.refused(ticket.terms, ticket.cost, now_us)
         if not held.by_itself:
-            self.retry_budget.refused(ticket.terms.service_class, now_us)
+            self.returning.budget.refused(ticket.terms.service_class, now_us)
         return held.reason.value, look
 
     def _ask(self, ticket: Ticket, now_us: int) -> Permit | Refusal | Ticket:
@@ -303,11 +296,9 @@ class Admission:
     def _admit(self, ticket: Ticket, look: Look, now_us: int) -> Permit:
         assert self.room.limits is not None, "asked where something was looked at"
         self.admitted_total += 1
-        is_retry = ticket.attempt.number > 0
-        self.retries_total["admitted"] += is_retry
-        self.retry_budget.admitted(ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us, is_retry=is_retry)
+        self.returning.admitted(ticket.attempt, ticket.cost.prefill_tokens + ticket.cost.decode_tokens, now_us)
         work = work_of(ticket.cost, self.room.limits)
-        self.demand.count("admitted", work, now_us, retry=is_retry)
+        self.demand.count("admitted", work, now_us, retry=ticket.attempt.number > 0)
         ticket.decision.admitted(now_us)
         if not ticket.decision.shed_by:
             self.sizes.admitted(ticket.terms, ticket.cost, now_us)
@@ -330,12 +321,6 @@ class Admission:
         self.quotas.settle(entry.id, seen if entry.told_tokens is None else entry.told_tokens)
         self.advance(now_us)
 
-    def _refuse_quota(self, quota: RateLimit, tokens: int) -> Refusal:
-        # Not before the quota has room again, whatever else is said of when to come back.
-        wait_us = max(LEAST_US, quota.wait_us)
-        retry_us = self._draw(wait_us, wait_us + LEAST_SPREAD_US)
-        return refusals.over_quota(quota, tokens, retry_us)
-
     def _turn_away(self, ticket: Ticket, now_us: int) -> Refusal:
         """The refusal of what holds it, or, where others wait and its tenant has more than its share, of that."""
         held, limits = ticket.held, self.room.limits
@@ -347,20 +332,12 @@ class Admission:
         elif held.reason is not Reason.TENANT_SHARE and not held.by_itself:
             self.sizes.refused(ticket.terms, ticket.cost, now_us)
         if not held.by_itself:
-            self.retry_budget.refused(ticket.terms.service_class, now_us)
-        self._may_come_back(ticket, now_us)
-        return self._refuse_busy(held, ticket.terms.service_class, now_us)
+            self.returning.budget.refused(ticket.terms.service_class, now_us)
+        self.returning.refused(ticket.attempt, now_us)
+        return self.returning.busy(held, ticket.terms.service_class, now_us)
 
-    def _may_come_back(self, ticket: Ticket, now_us: int) -> None:
-        """It got no answer for load: told to or not, the same body may be here again."""
-        self.attempts.turned_away(ticket.attempt, now_us)
-        self.retries_total["refused"] += ticket.attempt.number > 0
-
-    def _refuse_busy(self, held: Held, service_class: str, now_us: int) -> Refusal:
-        retry_us = self.retry_after.delay_us(
-            held.wait_us, lambda count: self.room.time_for(count, len(self.room.ledger.entries), now_us), now_us
-        )
-        return refusals.busy(held, retry_us, is_pointless=self.retry_budget.closed_to(service_class, now_us))
+    def _time_for(self, count: int, now_us: int) -> int | None:
+        return self.room.time_for(count, len(self.room.ledger.entries), now_us)
 
     def _settle(self, ticket: Ticket, verdict: Permit | Refusal) -> None:
         if isinstance(verdict, Refusal):

@@ -192,7 +192,7 @@ class Gate:
             outcome = call.outcome or "client_left"
             if outcome == "client_left" and call.times is not None and call.times.first_us is None:
                 # Who gave up before the first token may ask again.
-                self.admission.attempts.turned_away(call.attempt, self.clock())
+                self.admission.returning.may_return(call.attempt, self.clock())
             if outcome in {"failed", "drained"}:
                 self.recorder.failed(self.clock())
             self.metrics.requests.labels(route, outcome).inc()

@@ -1,1 +1,1 @@
-"""Those who come back: which attempt it is, how many may, and when: pure. Start with `retry_budget.py`."""
+"""Those who come back: which attempt it is, how many may, and when: pure. Start with `returning.py`."""

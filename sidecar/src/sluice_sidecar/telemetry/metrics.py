@@ -163,7 +163,7 @@ class AdmissionCollector(Collector):
              room.pricing.outputs.bias.factor),
             ("promise_share_ratio", "Share of the promise that predictions may take; less where many were late.",
              room.learned.punctuality.share),
-            ("retry_share", "Share of retries in the work let in of late.", admission.retry_budget.share()),
+            ("retry_share", "Share of retries in the work let in of late.", admission.returning.budget.share()),
             ("residence_seconds", "Mean stay of a completed request; -1 before it was measured.",
              -1.0 if residence_us is None else residence_us * _US),
         ]  # fmt: skip
@@ -200,7 +200,7 @@ class AdmissionCollector(Collector):
             "sluice_gate_retries", "Attempts that were retries, by what was decided on each.", labels=["verdict"]
         )
         for verdict in ("admitted", "refused"):
-            retries.add_metric([verdict], admission.retries_total[verdict])
+            retries.add_metric([verdict], admission.returning.verdicts[verdict])
         yield retries
         yield _verdicts(admission.decisions.regret.verdicts)
         answers = CounterMetricFamily(
