@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import ModelUnavailable
@@ -185,6 +185,40 @@ def test_a_sentencepiece_like_tokenizer_decodes_bytes_and_spaces(tmp_path: Path)
 
     assert loaded.decode([2, 1, 3, 4]) == "b aé"
     assert backend.decode([2, 1, 3, 4]) == "b aé"
+
+
+def sentencepiece_like() -> tokenizers.Tokenizer:
+    """Llama 2's kind: a normaliser that changes lengths, bytes for what is unknown, and a token at the start."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz", "▁t"]
+    merges = [("▁", "t")]
+    backend = tokenizers.Tokenizer(
+        models.BPE({piece: index for index, piece in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True)
+    )
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 1)])
+    backend.add_special_tokens(["<s>", "</s>"])
+    return backend
+
+
+@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
+@pytest.mark.parametrize("add_special", [True, False])
+def test_what_is_not_noted_of_a_text_changes_none_of_its_tokens(
+    tmp_path: Path, demo: Tokenizer, kind: str, *, add_special: bool
+) -> None:
+    loaded = demo
+    if kind == "sentencepiece":
+        backend = sentencepiece_like()
+        backend.decoder = tokenizers.decoders.Sequence(
+            [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+        )
+        loaded = load_tokenizer(write_directory(tmp_path / "model", backend))
+    texts = [*STRINGS, *random_strings(200), "</s> <s>"]
+
+    told = [loaded.encode(text, add_special=add_special) for text in texts]
+
+    assert told == [loaded.backend.encode(text, add_special_tokens=add_special).ids for text in texts]
+    pieces = [loaded.backend.encode(text, add_special_tokens=False).ids for text in texts]
+    assert loaded.encode_pieces(texts) == [token_id for ids in pieces for token_id in ids]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sluice_sidecar.web.body import Body
 PATHS = ("/tokenize", "/detokenize")
 # The engine's pool of tokenizing threads is two, and the gate's own counts come before.
 MOST_AT_ONCE = 4
-# A tokenizer takes some two hundred bytes of memory for each byte of a text, which is the engine's.
+# A tokenizer takes some 150 bytes of memory for each byte of a text, which is the engine's.
 MOST_BYTES = 1024 * 1024
 _TIMEOUT_S = 30.0
 _HEADERS = {"Content-Type": "application/json"}

@@ -55,13 +55,14 @@ class Tokenizer:
 
         A special token spelled out in the text is that token: chat templates work by it.
         """
-        # The batch call leaves the interpreter to other threads meanwhile; the single one does not.
-        (encoding,) = self.backend.encode_batch([text], add_special_tokens=add_special)
+        # The batch call leaves the interpreter to other threads meanwhile, the single one does not. The fast one keeps
+        # no note of where each token stood, which nobody asks for here.
+        (encoding,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special)
         return encoding.ids
 
     def encode_pieces(self, pieces: Sequence[str]) -> list[int]:
         """Token ids of a text that was cut: no token reaches over a cut."""
-        encodings = self.backend.encode_batch(list(pieces), add_special_tokens=False)
+        encodings = self.backend.encode_batch_fast(list(pieces), add_special_tokens=False)
         return [token_id for encoding in encodings for token_id in encoding.ids]
 
     def decode(self, token_ids: Sequence[int]) -> str:
