@@ -20,7 +20,7 @@ from engine.reference import Reference, greedy, outputs, run
 from sluice_engine.compute.ranks import ending
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.step_message import Share, StepMessage
-from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
+from sluice_engine.config import AdaptersConfig, AdapterSource, CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.loop import RunnerFailed
 from sluice_engine.core.plan import NO_POSITIONS, NOBODY, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Outcome, Request, SamplingParams
@@ -271,3 +271,18 @@ def test_ranks_and_devices_that_do_not_agree_are_refused(tiny: Path, count: int,
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="test")
     with pytest.raises(InvalidConfig, match=re.escape(says)):
         EngineConfig(model=model, accelerator_count=count, tensor_parallel=ranks)
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(2, 2), (0, 2)])
+@pytest.mark.parametrize(
+    "adapters",
+    [AdaptersConfig(directory="/adapters"), AdaptersConfig(preloaded=(AdapterSource(name="a", path="/a"),))],
+    ids=["a-directory", "preloaded"],
+)
+def test_adapters_over_several_ranks_are_refused_by_both_names(
+    tiny: Path, adapters: AdaptersConfig, count: int, ranks: int
+) -> None:
+    model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="test")
+    says = "adapters: run on one device alone, and tensor_parallel is 2: leave them out"
+    with pytest.raises(InvalidConfig, match=re.escape(says)):
+        EngineConfig(model=model, adapters=adapters, accelerator_count=count, tensor_parallel=ranks)

@@ -253,9 +253,7 @@ class EngineConfig:
             count in {0, ranks}, "tensor_parallel", f"is {ranks}, and accelerator_count {count}: a rank has one GPU"
         )
         if self.adapters.are_served:
-            require(
-                max(count, ranks) <= 1, "adapters", f"run on one device alone; accelerator_count is {max(count, ranks)}"
-            )
+            require(ranks == 1, "adapters", f"run on one device alone, and tensor_parallel is {ranks}: leave them out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
