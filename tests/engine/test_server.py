@@ -324,6 +324,19 @@ async def test_a_body_that_is_not_json_is_400(engine: Served, path: str, raw: by
     assert (response.status, error["code"], error["param"]) == (400, "invalid_json", None)
 
 
+async def test_a_body_that_is_too_deep_for_what_is_done_with_it_is_400(
+    engine: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beyond(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded while encoding a JSON object")
+
+    monkeypatch.setattr("sluice_engine.serving.server.chat_prompts", beyond)
+    status, answer = await engine.post("/v1/chat/completions", chat("hi"))
+
+    assert (status, answer["error"]["code"]) == (400, "invalid_json")
+    assert answer["error"]["message"] == "The body is nested too deep."
+
+
 PATHS = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize", "/v1/load_lora_adapter"]
 
 

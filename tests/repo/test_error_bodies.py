@@ -39,6 +39,10 @@ async def doors() -> AsyncIterator[dict[str, str]]:
         pytest.param("POST", "/v1/completions", b"{", "invalid_json", id="half-a-body"),
         pytest.param("POST", "/v1/completions", b"\xff", "invalid_json", id="not-utf-8"),
         pytest.param("POST", "/v1/completions", b"[1]", "invalid_json", id="a-list"),
+        pytest.param("POST", "/v1/completions", b"\xef\xbb\xbf{}", "invalid_json", id="a-byte-order-mark"),
+        pytest.param("POST", "/v1/completions", b'{"seed": 1%s}' % (b"0" * 4300), "invalid_json", id="4301-digits"),
+        pytest.param("POST", "/v1/completions", b'{"prompt": %s}' % (b"[" * 200_000), "invalid_json", id="too-much"),
+        pytest.param("POST", "/v1/completions", b'{"prompt": %s}' % (b"[" * 2_000), "invalid_json", id="too-deep"),
         pytest.param(
             "POST",
             "/v1/completions",

@@ -115,6 +115,21 @@ async def test_a_number_that_python_refuses_to_read_is_a_sentence(gate: RunningG
     assert engine.bodies == []
 
 
+async def test_a_body_that_is_too_deep_for_what_is_done_with_it_is_a_sentence_and_leaves_nothing(
+    gate: RunningGate, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def beyond(*_: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded while encoding a JSON object")
+
+    monkeypatch.setattr(gate.gate.engine, "body_for_engine", beyond)
+    async with gate.post() as response:
+        error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (400, "invalid_json")
+    assert error["message"] == "The body is nested too deep."
+    assert engine.bodies == []
+    await empty(gate.gate)
+
+
 async def test_all_of_it_at_once_leaves_nothing(gate: RunningGate) -> None:
     async def ask(headers: dict[str, str], priority: str) -> int:
         body = b'{"messages": [], "max_tokens": 4, "stream": true, "priority": %s}' % priority.encode()

@@ -24,7 +24,7 @@ from sluice_sidecar.drain import Drain
 from sluice_sidecar.elsewhere import unknown_route
 from sluice_sidecar.engines.select import engine_link
 from sluice_sidecar.errors import Reason, Refusal, Refused, shown
-from sluice_sidecar.estimates.estimate import Route
+from sluice_sidecar.estimates.estimate import TOO_DEEP, Route
 from sluice_sidecar.hot_files import HotFiles
 from sluice_sidecar.models import MODELS, OPENAPI, is_page, models
 from sluice_sidecar.proxy import Proxy
@@ -177,6 +177,9 @@ class Gate:
                 return self._refuse(call, result)
         except Refused as error:
             return self._refuse(call, error.refusal)
+        except RecursionError:
+            # It could just be read, and what is done with it goes a few calls deeper.
+            return self._refuse(call, TOO_DEEP)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not call.cut or task is None or request.transport is None:

@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 from aiohttp.typedefs import Handler
 
+from sluice_engine.bodies import TOO_DEEP
 from sluice_engine.errors import (
     BodyTooLarge,
     InvalidRequest,
@@ -135,6 +136,9 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         answer = InvalidRequest(error.reason)
     except ConnectionError:
         return web.Response(status=CLIENT_LEFT)  # there is nobody to answer
+    except RecursionError:
+        # It could just be read, and what is done with it goes a few calls deeper.
+        answer = InvalidRequest(TOO_DEEP, code="invalid_json")
     except Exception:
         log.exception("request failed", extra={"path": request.path})
         answer = RequestError("internal error")

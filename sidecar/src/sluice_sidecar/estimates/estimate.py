@@ -46,7 +46,7 @@ MOST_OUTPUT_TOKENS = 2**31 - 1
 _STRIDE_PARTS = 512
 _LONG_BYTES = 256 * 1024
 _MOST_ROLE_CHARS = 32
-_TOO_DEEP = Refusal(Reason.INVALID_JSON, sentence(bodies.TOO_DEEP))
+TOO_DEEP = Refusal(Reason.INVALID_JSON, sentence(bodies.TOO_DEEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def parsing(body: bytes, route: Route) -> Generator[None, None, Asked]:
     try:
         prompts = ((yield from _chat(data)),) if route == "chat" else _prompts(data.get("prompt"))
     except RecursionError as error:
-        raise Refused(_TOO_DEEP) from error
+        raise Refused(TOO_DEEP) from error
     max_tokens, max_tokens_param = _limit(data)
     choices_per_prompt, sent = _positive(data.get("n")) or 1, data.get("prompt")
     num_prompts = len(sent) if isinstance(sent, list) and len(prompts) > 1 else 1
