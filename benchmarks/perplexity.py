@@ -2,8 +2,9 @@
 
 The text is `texts/opticks.txt`: 10 kB of Newton's Opticks (fourth edition, 1730, public domain), in pieces of 512
 tokens, each of which is predicted from those before it in its piece. Every choice is read twice: by steps of many rows,
-which multiply with packed weights, and by steps of few, which multiply with blocks where there are any; a difference
-between the two forms would show. The demo model is a Q4_1 file: of it, `Auto` is exactly what the file says.
+which in float32 multiply with packed weights, and by steps of few, which multiply with blocks where there are any; a
+difference between the two forms would show. In bfloat16 blocks are multiplied with quantised activations. The demo
+model is a Q4_1 file: of it, `Auto` takes the weights exactly as the file says.
 """
 
 from __future__ import annotations

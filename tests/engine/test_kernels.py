@@ -22,7 +22,7 @@ from sluice_engine.config import ModelSource
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.kernels.build import LEVELS, SOURCE, Found, find_or_build
 from sluice_engine.kernels.build import main as build_into
-from sluice_engine.kernels.library import Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
+from sluice_engine.kernels.library import Q4_0, Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
 from sluice_engine.model_files.sources import resolve
 from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama
@@ -191,7 +191,7 @@ def test_turning_and_storing_equals_torch(
     rows=st.integers(1, 30),
     in_blocks=st.integers(1, 12),
     out_fours=st.integers(1, 30),
-    kind=st.sampled_from([Q4_1, Q8_0]),
+    kind=st.sampled_from([Q4_0, Q4_1, Q8_0]),
     adds=st.booleans(),
     seed=st.integers(0, 99),
 )

@@ -3,8 +3,9 @@
 On a CPU the weights are reordered once into oneDNN's blocked layout, which is up to twice as fast as rows for the few
 tokens of a decode step. One single token is the exception: it is bound by memory alone, which plain rows read half as
 fast again, so both forms may be held. Where a GGUF file's own blocks can be multiplied with, they serve the few tokens:
-a fraction of the bytes. Results differ by rounding alone. torch has no public name for these operators; its own
-compiler emits them for frozen models.
+a fraction of the bytes. In bfloat16 those products are of bytes, with activations quantised row by row, and as fast
+for any number of tokens but where the processor has matrix units: then no other form is held. Results differ by
+rounding alone. torch has no public name for the packed operators; its own compiler emits them for frozen models.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from sluice_engine.kernels.library import Blocks, Kernels
+from sluice_engine.kernels.library import EVERY_ROW, Blocks, Interleaved, Kernels
 
 _ops = torch.ops.mkldnn
 
@@ -44,13 +45,23 @@ class Linear:
         """
         self._kernels = kernels
         self._bias = bias
+        self._blocks = kernels.arranged(blocks) if kernels is not None and blocks is not None else None
         self._max_block_rows = _MAX_BLOCK_ROWS.get(weight.dtype, 0)
-        self._blocks = blocks if kernels is not None else None
+        if kernels is not None and isinstance(self._blocks, Interleaved):
+            self._max_block_rows = kernels.max_integer_rows
         self._folded = folded
+        self._packed = self._rows = None
+        if self._max_block_rows == EVERY_ROW:
+            return  # no other form would ever be read
         keep_rows = keep_rows and self._blocks is None
         packs = weight.device.type == "cpu" and _can_pack(weight.dtype)
         self._packed = _ops._reorder_linear_weight(weight, _BATCH_HINT) if packs else None  # noqa: SLF001  # see above
         self._rows = weight if keep_rows or not packs else None
+
+    @property
+    def integer_form(self) -> tuple[Interleaved, Tensor | None] | None:
+        """The blocks and the bias, where few tokens are multiplied in integers."""
+        return (self._blocks, self._bias) if isinstance(self._blocks, Interleaved) else None
 
     def left_out(self, num_rows: int) -> Tensor | None:
         """What the caller has to multiply so many rows by first: [in]."""

@@ -119,6 +119,8 @@ class Opened:
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise out_of_memory(self.path, error) from error
         path_taken = f"own kernels, {used.level}" if used is not None else "torch alone"
+        if model.has_integer_products:
+            path_taken += ", products in integers"
         if paged is not None:
             path_taken = f"attention {paged.name}{', decode steps recorded' if self.buckets(model) else ''}"
         if self.config.model.quantization != "Auto":

@@ -16,6 +16,7 @@ from sluice_engine.compute.group import Group
 from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.linear import Linear
 from sluice_engine.compute.paged import PagedAttention
+from sluice_engine.kernels.layers import LayerParts, LayerStack
 from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.model_files.weights import LayerWeights, Weights
 
@@ -42,6 +43,16 @@ class Layer:
         self.qk_norm = weights.qk_norm
         self.qkv_norm, self.gate_up_norm = weights.qkv_norm, weights.gate_up_norm
         self.window = window
+
+    def integer_form(self) -> LayerParts | None:
+        """The layer for one call of its own kernels, where all its products have integers."""
+        products = [linear.integer_form for linear in (self.qkv, self.attention_out, self.gate_up, self.down)]
+        qkv, attention_out, gate_up, down = products
+        if qkv is None or attention_out is None or gate_up is None or down is None:
+            return None
+        return LayerParts(
+            qkv, attention_out, gate_up, down, self.qkv_norm, self.gate_up_norm, self.qk_norm, self.window
+        )  # fmt: skip
 
 
 class Model:
@@ -80,6 +91,7 @@ class Model:
             kernels=kernels,
         )
         self._epsilon = shape.norm_epsilon
+        self._stack = self._stacked()
         self._epsilon_row = torch.full((1, 1), shape.norm_epsilon)
         self._q_size = shape.num_heads * shape.head_dim
         self._kv_start = self._q_size
@@ -98,6 +110,11 @@ class Model:
         return self._paged is not None
 
     @property
+    def has_integer_products(self) -> bool:
+        """Whether any rows' activations are quantised."""
+        return self._head.integer_form is not None or any(layer.integer_form() for layer in self._layers)
+
+    @property
     def has_kernels(self) -> bool:
         """Whether steps come as tiles."""
         return self._kernels is not None
@@ -110,7 +127,8 @@ class Model:
         x = embedding(inputs.token_ids, self._embedding)
         turns = self._turns if self._kernels else self._turns[inputs.positions]
         *layers, last = self._layers
-        for index, layer in enumerate(layers):
+        stacked = self._run_stack(x, turns, inputs, cache)
+        for index, layer in enumerate(layers[stacked:], stacked):
             qkv = self._qkv(layer, x, turns, inputs, cache, index)
             attended = self._attend(layer, qkv, inputs, cache, index)
             x = self._after_attention(layer, x, attended, inputs.adapters, index)
@@ -142,6 +160,24 @@ class Model:
         x = self._after_attention(last, x, attended.view(len(x), -1), inputs.sample_adapters, index)
         logits = self._head(self._norm(x, self._final_norm)).float()
         return self.group.beside_each_other(logits, self.architecture.vocab_size)
+
+    def _stacked(self) -> LayerStack | None:
+        """All layers but the last, of which a step may need a part alone."""
+        parts = [layer.integer_form() for layer in self._layers[:-1]]
+        found = [part for part in parts if part is not None]
+        if self._kernels is None or self.group.shard.size > 1 or not found or len(found) < len(parts):
+            return None
+        shape = self.architecture
+        return LayerStack(self._kernels, found, shape.num_heads, shape.num_kv_heads, shape.norm_epsilon)
+
+    def _run_stack(self, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache) -> int:
+        """Compute the first layers in one call if this step allows it, in place; how many that were."""
+        stack = self._stack
+        if stack is None or len(x) > stack.max_rows or inputs.adapters is not None or inputs.tiles is None:
+            return 0
+        caches = [cache.layer(index) for index in range(len(stack))]
+        stack.run(x, turns, inputs.positions, inputs.kv_rows, inputs.tiles, caches, cache.block_tokens)
+        return len(stack)
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
+INCLUDED = tuple(SOURCE.with_name(name) for name in ("integer_products.h", "layers.h"))
+"""What the source takes in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _cache_directory() -> Path:
 def _digest(compiler: str) -> str:
     """Differs wherever the library might: by source, options and compiler. The processor's part is the file's name."""
     told = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=_BUILD_LIMIT_S)  # noqa: S603
-    words = SOURCE.read_bytes() + " ".join(_FLAGS).encode() + told.stdout
+    words = b"".join(file.read_bytes() for file in (SOURCE, *INCLUDED)) + " ".join(_FLAGS).encode() + told.stdout
     return hashlib.sha256(words).hexdigest()[:16]
 
 

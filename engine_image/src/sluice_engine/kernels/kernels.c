@@ -34,6 +34,7 @@ INLINE void store(float *to, vec value) { *(loose *)to = value; }
 INLINE vec all(float value) { return value - (vec){0}; }
 INLINE vec choose(ints mask, vec yes, vec no) { return (vec)((mask & (ints)yes) | (~mask & (ints)no)); }
 INLINE vec larger(vec a, vec b) { return choose(a > b, a, b); }
+INLINE ints larger_int(ints a, ints b) { return (ints)choose(a > b, (vec)a, (vec)b); }
 
 /* Bytes and 16-bit numbers are widened by intrinsics: GCC 12 takes `__builtin_convertvector` apart into single ones. */
 #ifdef __AVX512F__
@@ -462,7 +463,9 @@ void sluice_silu_mul(real *out, const real *gate_up, int64_t rows, int64_t width
 #define BLOCK 32
 #define ROWS (LANES / 2) /* of x at a time: with two rows of weights they fill half the registers with sums */
 
-typedef enum { Q4_1 = 3, Q8_0 = 8 } Kind; /* GGUF's own numbers */
+typedef enum { Q4_0 = 2, Q4_1 = 3, Q8_0 = 8 } Kind; /* GGUF's own numbers */
+
+INLINE int bytes_of_block(Kind kind) { return kind == Q8_0 ? 36 : kind == Q4_1 ? 24 : 20; }
 
 /* A block as the numbers it stands for. Its scales are float32 already: unpacking halves would take longer than the
  * products. */
@@ -470,17 +473,19 @@ INLINE void read_block(Kind kind, const uint8_t *block, vec part[BLOCK / LANES])
 {
     float scale, least;
     memcpy(&scale, block, sizeof scale);
-    if (kind == Q4_1) { /* scale, least, 16 bytes: weight i in the low half of byte i, weight i + 16 in the high */
-        memcpy(&least, block + 4, sizeof least);
+    if (kind != Q8_0) { /* scale, least but for Q4_0, 16 bytes: weight i in the low half of byte i, i + 16 in the high */
+        least = -8 * scale;
+        if (kind == Q4_1) memcpy(&least, block + 4, sizeof least);
+        const uint8_t *bytes = block + (kind == Q4_1 ? 8 : 4);
 #ifdef __AVX512F__
         /* A block has but 16 different weights, as many as a register holds: each is looked up, by four bits. */
         __m512 known = (__m512)(to_floats((ints){EACH_LANE}) * scale + least);
-        ints q = widen_bytes(block + 8);
+        ints q = widen_bytes(bytes);
         part[0] = (vec)_mm512_permutexvar_ps((__m512i)q, known);
         part[1] = (vec)_mm512_permutexvar_ps((__m512i)(q >> 4), known);
 #else
         for (int p = 0; p < 2; p++) {
-            ints q = widen_bytes(block + 8 + p * LANES);
+            ints q = widen_bytes(bytes + p * LANES);
             part[p] = to_floats(q & 15) * scale + least;
             part[p + 2] = to_floats(q >> 4) * scale + least;
         }
@@ -494,7 +499,7 @@ INLINE void multiply(Kind kind, real *out, const real *residual, int64_t out_wid
                      const uint8_t *weights, int64_t row_bytes, int outs, int rows)
 {
     vec product[LANES] = {};
-    const int block_bytes = kind == Q4_1 ? 24 : 36;
+    const int block_bytes = bytes_of_block(kind);
     for (int64_t at = 0; at < in_width / BLOCK; at++) {
         for (int o = 0; o < outs; o++) {
             vec part[BLOCK / LANES];
@@ -548,14 +553,16 @@ INLINE void multiply_four(Kind kind, real *out, const real *residual, int64_t ou
 int sluice_multiply(real *out, const real *x, const uint8_t *weights, const real *residual, int64_t rows,
                     int64_t in_width, int64_t out_width, int64_t kind)
 {
-    int64_t row_bytes = in_width / BLOCK * (kind == Q4_1 ? 24 : 36);
+    int64_t row_bytes = in_width / BLOCK * bytes_of_block((Kind)kind);
     float *room = 0;
     if (sizeof(real) < sizeof(float) && !(room = malloc(sizeof(float) * (size_t)(rows * in_width)))) return 1;
     const float *wide = floats(x, room, rows * in_width);
 #pragma omp parallel for schedule(static)
     for (int64_t o = 0; o < out_width; o += 4) {
         const real *plus = residual ? residual + o : 0;
-        if (kind == Q4_1)
+        if (kind == Q4_0)
+            multiply_four(Q4_0, out + o, plus, out_width, wide, in_width, weights + o * row_bytes, row_bytes, rows);
+        else if (kind == Q4_1)
             multiply_four(Q4_1, out + o, plus, out_width, wide, in_width, weights + o * row_bytes, row_bytes, rows);
         else
             multiply_four(Q8_0, out + o, plus, out_width, wide, in_width, weights + o * row_bytes, row_bytes, rows);
@@ -563,3 +570,8 @@ int sluice_multiply(real *out, const real *x, const uint8_t *weights, const real
     free(room);
     return 0;
 }
+
+#ifdef BFLOAT16
+#include "integer_products.h"
+#include "layers.h"
+#endif

@@ -26,16 +26,21 @@ SWITCH = "SLUICE_KERNELS"
 
 # The sources' own limits.
 LANES = 16
-Q4_1, Q8_0 = 3, 8  # GGUF's numbers
-SCALES = {Q4_1: 2, Q8_0: 1}
+Q4_0, Q4_1, Q8_0 = 2, 3, 8  # GGUF's numbers
+SCALES = {Q4_0: 1, Q4_1: 2, Q8_0: 1}
 """Types of blocks that can be multiplied with, and how many half-precision numbers each block begins with."""
 ROWS_STEP = 4
 """A matrix of blocks has a multiple of this many rows."""
+GROUP_ROWS = 16
+"""An interleaved one of this many."""
 MAX_TILE_QUERIES = 32
 MAX_HEAD_DIM = 256
 
 # More queries share what is read and widened of a block of keys; more would leave the first-level cache.
 _TILE_QUERIES = 24
+EVERY_ROW = 1 << 62
+# Matrix units multiply many rows in bfloat16 faster than vectors do in bytes; how many is not measured.
+_AMX_INTEGER_ROWS = 32
 # Below this many keys a share of a context is not worth a task of its own.
 _SHARE_TOKENS = 256
 
@@ -61,11 +66,16 @@ class Blocks:
     kind: int
     """GGUF's number of the type: one of `SCALES`."""
 
+    @property
+    def out_width(self) -> int:
+        """Rows of the matrix."""
+        return len(self.data)
+
     @classmethod
     def from_file(cls, raw: npt.NDArray[np.uint8], kind: int) -> Blocks:
         """Blocks [out, bytes of a row] as they lie in a file."""
         scale_bytes = 2 * SCALES[kind]
-        block_bytes = scale_bytes + (16 if kind == Q4_1 else 32)
+        block_bytes = scale_bytes + (32 if kind == Q8_0 else 16)
         blocks = raw.reshape(len(raw), -1, block_bytes)
         scales = np.ascontiguousarray(blocks[..., :scale_bytes]).view(np.float16).astype(np.float32)
         widened = np.concatenate([scales.view(np.uint8), blocks[..., scale_bytes:]], axis=-1)
@@ -79,10 +89,39 @@ class Blocks:
         return cls(torch.cat([part.data for part in parts]), parts[0].kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Interleaved:
+    """The same blocks in the order in which integer products read them: 16 rows side by side, scales as in the file."""
+
+    data: Tensor
+    """[groups, blocks of a row, bytes]: 16 scales, for Q4_1 16 least values, then fours of bytes of 16 rows in turn"""
+    kind: int
+
+    @property
+    def out_width(self) -> int:
+        """Rows of the matrix."""
+        return len(self.data) * GROUP_ROWS
+
+    @classmethod
+    def of(cls, blocks: Blocks) -> Interleaved | None:
+        """None where the rows do not come to whole groups."""
+        if len(blocks.data) % GROUP_ROWS:
+            return None
+        scale_bytes = 4 * SCALES[blocks.kind]
+        block_bytes = scale_bytes + (32 if blocks.kind == Q8_0 else 16)
+        by_row = blocks.data.view(-1, GROUP_ROWS, blocks.data.shape[1] // block_bytes, block_bytes)
+        scales = by_row[..., :scale_bytes].contiguous().view(torch.float32).to(torch.float16).permute(0, 2, 3, 1)
+        fours = by_row[..., scale_bytes:].reshape(*by_row.shape[:3], -1, 4).permute(0, 2, 3, 1, 4).flatten(2)
+        if blocks.kind == Q8_0:
+            fours = fours ^ 0x80  # plus 128: one of two factors has to be unsigned
+        return cls(torch.cat([scales.contiguous().view(torch.uint8).flatten(2), fours], dim=-1), blocks.kind)
+
+
 class Kernels:
     """The loaded library."""
 
-    def __init__(self, library: ctypes.CDLL, level: str, dtype: torch.dtype) -> None:
+    def __init__(self, library: ctypes.CDLL, level: str, dtype: torch.dtype, cpu_flags: frozenset[str]) -> None:
+        self.library = library
         self.level = level
         """Registers that it was compiled for: `avx512` or `avx2`."""
         self.dtype = dtype
@@ -98,8 +137,24 @@ class Kernels:
         self._silu_mul.argtypes = [address, address, size, size]
         self._multiply = library.sluice_multiply
         self._multiply.argtypes = [*[address] * 4, *[size] * 4]
+        self.has_vnni = "avx512_vnni" in cpu_flags
+        """Whether the processor adds products of bytes in one step."""
+        self.max_integer_rows = _AMX_INTEGER_ROWS if "amx_bf16" in cpu_flags else EVERY_ROW
+        """Of a product in integers, where there can be one."""
+        self._multiply_quantised = library.sluice_multiply_quantised if dtype is torch.bfloat16 else None
+        if self._multiply_quantised is not None:
+            self._multiply_quantised.argtypes = [*[address] * 4, *[size] * 5]
         for call in (self._norm, self._turn_and_store, self._silu_mul):
             call.restype = None
+
+    @staticmethod
+    def shares(tiles: Tiles, kv_heads: int, window: int | None) -> int:
+        """Parts that each context is split into, so that few tiles keep all threads busy."""
+        tasks, wanted = len(tiles.rows) * kv_heads, 2 * torch.get_num_threads()
+        if tasks >= wanted:
+            return 1
+        longest = min(tiles.max_tokens, window or tiles.max_tokens)
+        return max(1, min(-(-wanted // tasks), longest // _SHARE_TOKENS))
 
     def attend(
         self,
@@ -119,11 +174,7 @@ class Kernels:
         assert q.dtype is layer.dtype is out.dtype is self.dtype, "attention between types"
         _, heads, dimension = q.shape
         num_tiles = len(tiles.rows)
-        wanted = 2 * torch.get_num_threads()
-        shares = 1
-        if num_tiles * kv_heads < wanted:
-            longest = min(tiles.max_tokens, window or tiles.max_tokens)
-            shares = max(1, min(-(-wanted // (num_tiles * kv_heads)), longest // _SHARE_TOKENS))
+        shares = self.shares(tiles, kv_heads, window)
         failed = self._attend(
             out.data_ptr(), q.data_ptr(), q.stride(0), layer.data_ptr(), tiles.tables.data_ptr(),
             tiles.tables.shape[1], tiles.rows.data_ptr(), num_tiles, block_tokens, heads, kv_heads, dimension,
@@ -132,17 +183,27 @@ class Kernels:
         if failed:
             raise MemoryError("no memory for a split context")
 
-    def multiply(self, x: Tensor, blocks: Blocks, residual: Tensor | None = None) -> Tensor:
-        """Rows [T, in] times the weights, plus the residual [T, out] where there is one."""
+    def arranged(self, blocks: Blocks) -> Blocks | Interleaved:
+        """Blocks in the order in which products with them are fastest: in bfloat16 those are integer products."""
+        return (Interleaved.of(blocks) if self._multiply_quantised is not None else None) or blocks
+
+    def multiply(self, x: Tensor, blocks: Blocks | Interleaved, residual: Tensor | None = None) -> Tensor:
+        """Rows [T, in] times the weights, plus the residual [T, out] where there is one.
+
+        With interleaved blocks each 32 values of x are quantised to bytes first.
+        """
         assert x.dtype is self.dtype, "a product between types"
         assert residual is None or residual.dtype is self.dtype, "a residual of another type"
         rows, in_width = x.shape
-        out_width = len(blocks.data)
+        out_width = blocks.out_width
         out = x.new_empty(rows, out_width)
         plus = None if residual is None else residual.data_ptr()
-        failed = self._multiply(
-            out.data_ptr(), x.data_ptr(), blocks.data.data_ptr(), plus, rows, in_width, out_width, blocks.kind
-        )
+        arguments = (out.data_ptr(), x.data_ptr(), blocks.data.data_ptr(), plus, rows, in_width, out_width, blocks.kind)
+        if isinstance(blocks, Blocks):
+            failed = self._multiply(*arguments)
+        else:
+            assert self._multiply_quantised is not None, "integer products are for bfloat16"
+            failed = self._multiply_quantised(*arguments, self.has_vnni)
         if failed:
             raise MemoryError("no memory for a product's input")
         return out
@@ -217,7 +278,7 @@ def load_kernels(cpu_flags: frozenset[str], dtype: torch.dtype) -> Kernels | str
         result = found
     else:
         try:
-            result = Kernels(ctypes.CDLL(str(found.path)), found.level.name, dtype)
+            result = Kernels(ctypes.CDLL(str(found.path)), found.level.name, dtype, cpu_flags)
         except (OSError, AttributeError) as error:
             result = f"{found.path} cannot be loaded: {error}"
     if isinstance(found, Found) and isinstance(result, Kernels):
