@@ -17,6 +17,7 @@ from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.config import AdaptersConfig, AdapterSource, EngineConfig, ModelConfig, ModelSource, preloaded_key
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.model_files.weights import open_tensors
+from sluice_engine.text.grammars import Grammars
 from tiny_model import make_tiny_llama
 
 # So much that what is endless does not end by itself within a test.
@@ -129,17 +130,26 @@ async def test_an_unloaded_adapter_ends_with_the_requests_that_have_begun(folder
         assert await models(engine) == ["tiny", "sql"]
 
 
-async def test_a_call_whose_adapter_goes_while_it_is_prepared_is_refused_not_run(folder: Path) -> None:
+async def test_a_call_whose_adapter_goes_while_it_is_prepared_is_refused_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared, unloaded = asyncio.Event(), asyncio.Event()
+
+    async def waited_for(*_arguments: object, **_options: object) -> list[object]:
+        prepared.set()
+        await unloaded.wait()
+        return [None]
+
+    monkeypatch.setattr(Grammars, "constraints", waited_for)
     async with adapted(folder, static=("sql",)) as engine:
-        schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(300)}}
-        body = chat("sql", response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}})
-        (status, page), (unloaded, _) = await asyncio.gather(
-            engine.post("/v1/chat/completions", body), post_text(engine, UNLOAD, {"lora_name": "sql"})
-        )
-        assert unloaded == 200
-        # Whichever came first: it ended with the adapter it asked for, or was told that there is none.
-        assert status == 200 or (status, page["error"]["code"]) == (404, "model_not_found")
-        await engine.idle()
+        body = chat("sql", response_format={"type": "json_object"})
+        asking = asyncio.create_task(engine.post("/v1/chat/completions", body))
+        await prepared.wait()
+        assert (await post_text(engine, UNLOAD, {"lora_name": "sql"}))[0] == 200
+        unloaded.set()
+        status, page = await asking
+        assert (status, page["error"]["code"]) == (404, "model_not_found")
+        assert page["error"]["message"] == "The adapter sql was unloaded meanwhile."
 
 
 async def test_a_request_waits_for_its_adapter_and_delays_nobody(folder: Path) -> None:

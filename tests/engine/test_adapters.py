@@ -168,10 +168,25 @@ def test_a_dropped_adapter_is_gone_and_its_key_never_comes_back(model: Path, tmp
 
 
 def test_an_adapter_too_large_for_the_memory_is_refused_with_both_sizes(model: Path, tmp_path: Path) -> None:
-    adapter = make_adapter(model, tmp_path / "a", seed=1)
-    needed = sum(tensor.numel() * 4 for tensor in load_file(adapter / "adapter_model.safetensors").values())
-    store = AdapterStore(open_tensors(model).architecture, torch.float32, torch.device("cpu"), lambda _device: 1000)
-    with pytest.raises(AdapterRefused, match=f"needs {needed} bytes of memory, and 1000 are free"):
+    """With the matrices that are put together meanwhile, and beside what steps need."""
+    adapter = make_adapter(model, tmp_path / "a", seed=1, rank=4)
+    held = sum(tensor.numel() * 4 for tensor in load_file(adapter / "adapter_model.safetensors").values())
+    needed = held + 6 * 4 * 128 * 4
+    free = needed
+    store = AdapterStore(open_tensors(model).architecture, torch.float32, torch.device("cpu"), lambda _device: free)
+    assert store.load("fits", adapter) == (4, held)
+    free = needed - 1
+    with pytest.raises(AdapterRefused, match=f"needs {needed} bytes of memory, and {free} are free$"):
+        store.load("a", adapter)
+    free, store.reserved_bytes = needed + 1000, 1001
+    with pytest.raises(AdapterRefused, match=f"and {needed - 1} are free beside the 1001 that steps need"):
+        store.load("a", adapter)
+
+
+def test_what_only_float32_can_hold_is_refused_in_float16(model: Path, tmp_path: Path) -> None:
+    store = AdapterStore(open_tensors(model).architecture, torch.float16, torch.device("cpu"))
+    adapter = make_adapter(model, tmp_path / "a", seed=1, config={"lora_alpha": 1e6})
+    with pytest.raises(AdapterRefused, match="not finite in float16"):
         store.load("a", adapter)
 
 
@@ -189,6 +204,8 @@ REFUSED: list[Any] = [
     pytest.param({"config": {"r": 0}}, "r is 0; supported is 1 to 512", id="rank 0"),
     pytest.param({"config": {"r": True}}, "r is true", id="a rank that is no number"),
     pytest.param({"config": {"lora_alpha": "8"}}, 'lora_alpha is "8"', id="a scale that is no number"),
+    pytest.param({"config": {"lora_alpha": 10**400}}, "lora_alpha is 1000", id="a scale that no float holds"),
+    pytest.param({"config": {"task_type": []}}, r"task_type is \[\]", id="a task that is a list"),
     pytest.param({"config": {"fan_in_fan_out": True}}, "fan_in_fan_out is true", id="turned matrices"),
     pytest.param({"config": {"from_tomorrow": 1}}, "from_tomorrow is 1", id="an option nobody knows"),
     pytest.param({"config": {"target_modules": ["embed_tokens"]}}, 'has "embed_tokens"; supported', id="embeddings"),
@@ -200,6 +217,7 @@ REFUSED: list[Any] = [
         {"tensors": {BEYOND: torch.zeros(4, 64)}}, "a layer that the model does not", id="layer"
     ),
     pytest.param({"tensors": {Q.format("A"): torch.full((4, 64), torch.nan)}}, "not finite", id="NaN"),
+    pytest.param({"tensors": {Q.format("A")[17:]: torch.zeros(4, 64)}}, "of model.* there is lora_A twice", id="twice"),
     pytest.param({"targets": ()}, "holds no tensors", id="nothing in it"),
 ]  # fmt: skip
 

@@ -25,6 +25,7 @@ LARGE = Reserve(step_bytes=8 * GIB, first_graph_bytes=GIB, next_graph_bytes=GIB 
 )
 def test_what_is_kept_for_steps(reserve: Reserve, total: int) -> None:
     assert reserve.total_bytes == total
+    assert reserve.free_bytes == total - reserve.graph_bytes
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from engine.reference import Reference, greedy, outputs, run
-from sluice_engine.compute.ranks import ending
+from sluice_engine.compute.loading import Opened
+from sluice_engine.compute.ranks import Ranks, ending
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.step_message import Share, StepMessage
 from sluice_engine.config import AdaptersConfig, AdapterSource, CacheConfig, EngineConfig, ModelConfig, ModelSource
@@ -175,6 +176,21 @@ def test_a_rank_that_does_not_start_is_one_line(tiny: Path, folder: Path, monkey
         with pytest.raises(ModelUnavailable, match=says) as caught:
             Engine(tiny, 2, folder)
         assert caught.value.code == "RankFailed"
+
+
+def test_a_rank_that_dies_while_the_ranks_meet_is_named(
+    tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group's own error comes first."""
+
+    def broken(*_arguments: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    monkeypatch.setattr(Ranks, "answers", lambda _ranks: [])
+    monkeypatch.setattr(Opened, "load", broken)
+    with pytest.raises(ModelUnavailable, match=r"rank 1 of 2 \(process \d+\) ended with status 1"):
+        Engine(tiny, 2, folder)
 
 
 async def test_an_engine_that_lost_a_rank_fails_though_its_thread_is_stuck() -> None:

@@ -70,6 +70,8 @@ class AdapterStore:
         self._numbers: dict[str, int] = {}
         self._weights: dict[int, AdapterWeights] = {}
         self._next = 1
+        self.reserved_bytes = 0
+        """Free memory of the device that loading leaves alone: steps take it."""
 
     def load(self, key: str, directory: Path) -> tuple[int, int]:
         """Read an adapter; its rank and its bytes.
@@ -78,10 +80,11 @@ class AdapterStore:
             AdapterRefused: missing, damaged, not supported, for another model, or too large for the memory left.
         """
         file = open_adapter(directory, self._shape)
-        needed, free = file.num_values * self._dtype.itemsize, self._free_bytes(self._device)
-        # While one matrix is put together it is there three times, in float32.
+        needed = file.num_values * self._dtype.itemsize + (file.staged_bytes if self._device.type == "cpu" else 0)
+        free = max(0, self._free_bytes(self._device) - self.reserved_bytes)
         if needed > free:
-            raise AdapterRefused(f"{directory} needs {needed} bytes of memory, and {free} are free")
+            beside = f" beside the {self.reserved_bytes} that steps need" if self.reserved_bytes else ""
+            raise AdapterRefused(f"{directory} needs {needed} bytes of memory, and {free} are free{beside}")
         try:
             with torch.inference_mode():
                 weights = file.load(self._dtype, self._device)

@@ -35,6 +35,11 @@ class Reserve:
         measured = self.step_bytes + self.graph_bytes
         return measured + max(MARGIN_BYTES, measured * MARGIN_PERCENT // 100) if measured else 0
 
+    @property
+    def free_bytes(self) -> int:
+        """What of it is free between steps, and has to stay so: recordings hold theirs."""
+        return self.total_bytes - self.graph_bytes
+
 
 NO_RESERVE = Reserve()
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # A rank whose pipe has ended is gone, or about to be.
 _EXIT_S = 5.0
-# A step that fails because a rank died fails a moment before or after that is known.
+# What fails because a rank died fails a moment before or after that is known.
 _WORDS_S = 2.0
 
 Lost = Callable[[str, str], None]
@@ -68,11 +68,6 @@ class Ranks:
         self._watch.start()
 
     @property
-    def failure(self) -> tuple[str, str] | None:
-        """Code and sentence of what ended a rank, once one has ended."""
-        return self._failure
-
-    @property
     def pids(self) -> tuple[int, ...]:
         """Of the processes, by rank."""
         return tuple(process.pid for process in self._processes)
@@ -106,14 +101,18 @@ class Ranks:
             raise ModelUnavailable(message, code)
         return found
 
+    def failure(self) -> tuple[str, str] | None:
+        """Code and sentence of what ended a rank, where something failed here that may have failed by that."""
+        self._failed.wait(_WORDS_S)
+        return self._failure
+
     def loss(self, error: Exception) -> RunnerLost:
         """What to raise for a step that failed here: the words of the rank that ended, or this error's own.
 
         Other ranks may be anywhere in that step, so none can follow it.
         """
-        self._failed.wait(_WORDS_S)
-        if self._failure is not None:
-            return RunnerLost(self._failure[1])
+        if (failure := self.failure()) is not None:
+            return RunnerLost(failure[1])
         return RunnerLost(f"rank 0 failed: {type(error).__name__}: {error}")
 
     def close(self) -> None:

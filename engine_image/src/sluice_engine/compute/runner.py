@@ -150,6 +150,7 @@ class TorchRunner:
             free_bytes = loaded.free_bytes if largest is None else free_memory_bytes(opened.device)
             runner = cls.of(opened, loaded, opened.pools(free_bytes, reserve))
             runner.largest_prefill_tokens = largest
+            loaded.adapters.reserved_bytes = reserve.free_bytes
             if buckets:
                 runner.record(buckets, recorder(opened.device))
             return runner
@@ -163,11 +164,15 @@ class TorchRunner:
             ranks.tell(sizes)
             runner = cls.of(opened, loaded, sizes, ranks)
             runner.rank_bytes = (runner.memory_bytes, *(taken for (taken,) in ranks.answers()))
-        except BaseException as error:
-            words = ranks.failure
+        except (RuntimeError, RunnerLost) as error:  # as of a group whose rank has died
+            failure = ranks.failure()
             ranks.close()
-            if words is not None and isinstance(error, RuntimeError | RunnerLost):  # a group whose rank has died
-                raise ModelUnavailable(words[1], words[0]) from error
+            if failure is None:
+                raise
+            code, words = failure
+            raise ModelUnavailable(words, code) from error
+        except BaseException:
+            ranks.close()
             raise
         log.info("ranks ready", extra={"ranks": config.tensor_parallel, "memory_bytes": list(runner.rank_bytes)})
         return runner

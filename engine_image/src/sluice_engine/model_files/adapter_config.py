@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +74,13 @@ def _checked(fields: Mapping[str, object], path: Path) -> AdapterConfig:
     rank, alpha, rooted = fields.get("r"), fields.get("lora_alpha"), fields.get("use_rslora", False)
     for name, is_supported, supported in (
         ("peft_type", fields.get("peft_type") == "LORA", '"LORA"'),
-        ("task_type", fields.get("task_type") in {None, "CAUSAL_LM"}, '"CAUSAL_LM"'),
+        ("task_type", fields.get("task_type") in (None, "CAUSAL_LM"), '"CAUSAL_LM"'),
         ("bias", fields.get("bias", "none") == "none", '"none"'),
         ("init_lora_weights", fields.get("init_lora_weights") in _BEGINNINGS, "a way that leaves the base as it is"),
         ("r", isinstance(rank, int) and not isinstance(rank, bool) and 1 <= rank <= MAX_RANK, f"1 to {MAX_RANK}"),
         (
             "lora_alpha",
-            isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha < math.inf,
+            isinstance(alpha, int | float) and not isinstance(alpha, bool) and 0 < alpha <= sys.float_info.max,
             "a number above 0",
         ),
         ("use_rslora", isinstance(rooted, bool), "true or false"),

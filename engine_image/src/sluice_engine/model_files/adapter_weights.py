@@ -32,6 +32,8 @@ PARTS: dict[Part, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
+# Matrices in float32 that are held while a product is put together, at most: three modules' A, apart and together.
+_STAGED, _FLOAT32_BYTES = 6, 4
 _NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<stem>model\.layers\.\d+\.(?:self_attn|mlp)\.(?P<module>\w+))\.lora_(?P<side>[AB])\.weight"
 )
@@ -69,43 +71,37 @@ class AdapterWeights:
 class AdapterFile:
     """An adapter whose header was checked; nothing of it is loaded yet."""
 
-    def __init__(self, path: Path, config: AdapterConfig, architecture: Architecture, names: Mapping[str, str]) -> None:
-        """`names`: `model.layers.….q_proj A` → the tensor's name in the file."""
+    def __init__(
+        self, path: Path, config: AdapterConfig, architecture: Architecture, names: Mapping[str, tuple[str, str]]
+    ) -> None:
+        """`names`: module, as `model.layers.0.self_attn.q_proj` → the names of its A and B in the file; not empty."""
         self._path = path
         self._config = config
-        self._shape = architecture
+        self._head_dim = architecture.head_dim
+        self._num_layers = architecture.num_layers
         self._names = names
-        expected = expected_shapes(architecture)
-        rank = config.rank
-        self.num_values = sum(
-            rank * sum(expected[f"{key.rpartition(' ')[0]}.weight"]) for key in names if key.endswith("A")
-        )
+        self._shapes = expected_shapes(architecture)
+        shapes = [self._shapes[f"{module}.weight"] for module in names]
+        self.num_values = sum(config.rank * sum(shape) for shape in shapes)
         """Numbers in its matrices."""
+        self.staged_bytes = _STAGED * _FLOAT32_BYTES * config.rank * max(map(max, shapes))
+        """Memory of the host that loading takes beside them."""
 
     def load(self, dtype: torch.dtype, device: torch.device) -> AdapterWeights:
         """Its matrices in the model's type.
 
         Raises:
-            AdapterRefused: a tensor cannot be read, or has values that are no numbers.
+            AdapterRefused: a tensor cannot be read, or has values that are no numbers in that type.
         """
-        shapes = expected_shapes(self._shape)
         try:
             with safe_open(self._path, framework="pt") as file:
-                layers = tuple(self._layer(index, file.get_tensor, shapes, dtype, device) for index in self._indices())
+                layers = tuple(self._layer(index, file.get_tensor, dtype, device) for index in range(self._num_layers))
         except (OSError, SafetensorError, RuntimeError, ValueError) as error:
             raise AdapterRefused(f"{self._path} cannot be read: {error}") from error
         return AdapterWeights(layers, self._config.rank, self.num_values * dtype.itemsize)
 
-    def _indices(self) -> range:
-        return range(self._shape.num_layers)
-
     def _layer(
-        self,
-        index: int,
-        get: Callable[[str], Tensor],
-        shapes: Mapping[str, tuple[int, ...]],
-        dtype: torch.dtype,
-        device: torch.device,
+        self, index: int, get: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
     ) -> Mapping[Part, Delta]:
         deltas: dict[Part, Delta] = {}
         for part, modules in PARTS.items():
@@ -114,23 +110,26 @@ class AdapterFile:
             first_row = 0
             for module in modules:
                 stem = f"model.layers.{index}.{TARGETS[module]}.{module}"
-                if f"{stem} A" in self._names:
-                    down, up = (self._finite(self._names[f"{stem} {side}"], get) for side in "AB")
+                if stem in self._names:
+                    name_a, name_b = self._names[stem]
+                    up = get(name_b).float()
                     if is_turned(f"{stem}.weight"):
-                        up = in_rotary_pairs(up, self._shape.head_dim)
-                    up = (up * self._config.scale).t()
-                    ups.append(Up(len(downs) * self._config.rank, first_row, _held(up, dtype, device)))
-                    downs.append(down)
-                first_row += shapes[f"{stem}.weight"][0]
+                        up = in_rotary_pairs(up, self._head_dim)
+                    up = self._rounded(name_b, up * self._config.scale, dtype)
+                    ups.append(Up(len(ups) * self._config.rank, first_row, _on_device(up.t(), device)))
+                    downs.append(self._rounded(name_a, get(name_a), dtype))
+                first_row += self._shapes[f"{stem}.weight"][0]
             if downs:
-                deltas[part] = Delta(_held(torch.cat(downs).t(), dtype, device), tuple(ups))
+                deltas[part] = Delta(_on_device(torch.cat(downs).t(), device), tuple(ups))
         return deltas
 
-    def _finite(self, name: str, get: Callable[[str], Tensor]) -> Tensor:
-        values = get(name).float()
-        if not bool(torch.isfinite(values).all()):
-            raise AdapterRefused(f"{self._path}: tensor {name} has values that are not finite")
-        return values
+    def _rounded(self, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
+        # Looked at in the model's type: what float32 holds, float16 may not, and one infinity is every later token's.
+        rounded = values.to(dtype)
+        if not bool(torch.isfinite(rounded).all()):
+            kind = str(dtype).removeprefix("torch.")
+            raise AdapterRefused(f"{self._path}: tensor {name} has values that are not finite in {kind}")
+        return rounded
 
 
 def open_adapter(directory: Path, architecture: Architecture) -> AdapterFile:
@@ -148,29 +147,38 @@ def open_adapter(directory: Path, architecture: Architecture) -> AdapterFile:
     except ModelUnavailable as error:
         raise AdapterRefused(str(error)) from error
     expected = expected_shapes(architecture)
-    names: dict[str, str] = {}
+    sides: dict[str, dict[str, str]] = {}
     for name, entry in header.items():
-        match = _NAME.fullmatch(name)
-        whole = f"{match['stem']}.weight" if match is not None else ""
-        if match is None or match["module"] not in TARGETS:
-            raise AdapterRefused(f"{path}: unsupported tensor {name[:120]}")
-        if whole not in expected:
-            raise AdapterRefused(f"{path}: tensor {name[:120]} is of a layer that the model does not have")
-        rows, columns = expected[whole]
-        wanted = (config.rank, columns) if match["side"] == "A" else (rows, config.rank)
-        if entry.shape != wanted:
-            raise AdapterRefused(
-                f"{path}: tensor {name[:120]} has shape {list(entry.shape)}; the model and r ask for {list(wanted)}"
-            )
-        names[f"{match['stem']} {match['side']}"] = name
-    if not names:
+        module, side = _checked(path, name, entry.shape, config.rank, expected)
+        if sides.setdefault(module, {}).setdefault(side, name) != name:
+            raise AdapterRefused(f"{path}: of {module} there is lora_{side} twice")
+    if not sides:
         raise AdapterRefused(f"{path} holds no tensors")
-    for key in names:
-        stem, _, side = key.partition(" ")
-        if f"{stem} {'B' if side == 'A' else 'A'}" not in names:
-            raise AdapterRefused(f"{path}: of {stem} there is lora_{side} alone")
+    for module, found in sides.items():
+        if len(found) == 1:
+            raise AdapterRefused(f"{path}: of {module} there is lora_{''.join(found)} alone")
+    names = {module: (found["A"], found["B"]) for module, found in sides.items()}
     return AdapterFile(path, config, architecture, names)
 
 
-def _held(values: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return values.to(device=device, dtype=dtype).contiguous()
+def _checked(
+    path: Path, name: str, shape: tuple[int, ...], rank: int, expected: Mapping[str, tuple[int, ...]]
+) -> tuple[str, str]:
+    """The module that a tensor belongs to, and its side, A or B."""
+    match = _NAME.fullmatch(name)
+    if match is None or match["module"] not in TARGETS:
+        raise AdapterRefused(f"{path}: unsupported tensor {name[:120]}")
+    weight = f"{match['stem']}.weight"
+    if weight not in expected:
+        raise AdapterRefused(f"{path}: tensor {name[:120]} is of a layer that the model does not have")
+    rows, columns = expected[weight]
+    wanted = (rank, columns) if match["side"] == "A" else (rows, rank)
+    if shape != wanted:
+        raise AdapterRefused(
+            f"{path}: tensor {name[:120]} has shape {list(shape)}; the model and r ask for {list(wanted)}"
+        )
+    return match["stem"], match["side"]
+
+
+def _on_device(values: Tensor, device: torch.device) -> Tensor:
+    return values.to(device).contiguous()
