@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sluice_engine.protocol.tools import Tool, ToolUse
 from sluice_engine.text.chat_template import ChatTemplate
-from sluice_engine.text.tool_calls import Calling, ToolCallReader
+from sluice_engine.text.tool_calls import ToolCalling, ToolCallReader
 from sluice_engine.text.tool_format import SPECIAL, ToolFormat, ToolTemplate
 
 NAMES = frozenset({"get", "look_up"})
@@ -39,7 +39,7 @@ class Read:
 
 def reader_of(form: ToolFormat, *, special: tuple[str, ...] = (), most: int | None = None) -> ToolCallReader:
     ids = {mark: index for index, mark in enumerate(special)}
-    return ToolCallReader(Calling(form, ids, {}, NAMES, most))
+    return ToolCallReader(ToolCalling(form, ids, {}, NAMES, most))
 
 
 def read(form: ToolFormat, pieces: list[str], *, special: tuple[str, ...] = (), most: int | None = None) -> Read:
@@ -250,7 +250,7 @@ def test_hardly_any_work_is_done_twice() -> None:
 def test_a_call_may_be_made_of_those_that_are_callable_only() -> None:
     tools = tuple(Tool(name, None, {"type": "object"}) for name in sorted(NAMES))
     use = ToolUse(tools=tools, callable=tools[:1], parallel=True)
-    calling = Calling.of(ToolTemplate(ChatTemplate("", {}), replace(HERMES, parallel=False), {}), use)
+    calling = ToolCalling.of(ToolTemplate(ChatTemplate("", {}), replace(HERMES, parallel=False), {}), use)
 
     assert calling.names == frozenset({"get"})
     assert calling.most == 1, "as many as the template can put into the next prompt"

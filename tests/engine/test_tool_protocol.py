@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice_engine.errors import InvalidRequest
 from sluice_engine.protocol.chat import ChatReply, parse_chat
-from sluice_engine.protocol.reply import CallDelta, Choice, Piece, ReplyHead, Usage
+from sluice_engine.protocol.reply import Choice, Piece, ReplyHead, ToolCallDelta, Usage
 from sluice_engine.protocol.tokens import parse_tokenize
 from sluice_engine.protocol.tools import MAX_DEPTH, MAX_TOOLS_BYTES, Tool
 
@@ -41,7 +41,7 @@ def named(name: object, **fields: object) -> dict[str, Any]:
 
 
 def test_tools_are_read_as_templates_want_them() -> None:
-    use = parse_chat(tools(WEATHER, named("b", strict=True))).tools
+    use = parse_chat(tools(WEATHER, named("b", strict=True))).tool_use
 
     assert use is not None
     assert use.tools == use.callable == (
@@ -62,7 +62,7 @@ def test_tools_are_read_as_templates_want_them() -> None:
     ],
 )
 def test_what_may_be_called(choice: object, callable_names: list[str], required: bool, parallel: bool) -> None:  # noqa: FBT001
-    use = parse_chat(tools(WEATHER, named("b"), tool_choice=choice)).tools
+    use = parse_chat(tools(WEATHER, named("b"), tool_choice=choice)).tool_use
     assert use is not None
     assert [tool.name for tool in use.callable] == callable_names
     assert [tool.name for tool in use.tools] == ["get_weather", "b"], "it is told of all"
@@ -80,11 +80,11 @@ def test_what_may_be_called(choice: object, callable_names: list[str], required:
     ],
 )
 def test_without_tools_there_is_nothing_to_call(body: bytes) -> None:
-    assert parse_chat(body).tools is None
+    assert parse_chat(body).tool_use is None
 
 
 def test_one_call_at_a_time() -> None:
-    use = parse_chat(tools(WEATHER, parallel_tool_calls=False)).tools
+    use = parse_chat(tools(WEATHER, parallel_tool_calls=False)).tool_use
     assert use is not None
     assert use.parallel is False
 
@@ -198,7 +198,7 @@ def test_a_tool_nests_as_deep_as_it_may_and_no_deeper(opening: bytes, closing: b
         deep = opening * (levels - 3) + b"1" + closing * (levels - 3)
         return tools(named("a", parameters={"type": "object", "x": "HERE"})).replace(b'"HERE"', deep)
 
-    assert parse_chat(nested(MAX_DEPTH)).tools is not None
+    assert parse_chat(nested(MAX_DEPTH)).tool_use is not None
     for levels in (MAX_DEPTH + 1, 900):
         with pytest.raises(InvalidRequest) as caught:
             parse_chat(nested(levels))
@@ -221,14 +221,13 @@ HEAD = ReplyHead(id="x-1", model="m", created_s=5, system_fingerprint="fp", logp
 def test_calls_in_openais_words() -> None:
     reply = ChatReply(HEAD)
     pieces = [
-        Piece("Wait.", calls=(CallDelta(0, "a"),)),
-        Piece("", calls=(CallDelta(0, None, '{"x"'),)),
-        Piece("", calls=(CallDelta(0, None, ": 1}"), CallDelta(1, "b", "{}"))),
+        Piece("Wait.", tool_calls=(ToolCallDelta(0, "a"),)),
+        Piece("", tool_calls=(ToolCallDelta(0, None, '{"x"'),)),
+        Piece("", tool_calls=(ToolCallDelta(0, None, ": 1}"), ToolCallDelta(1, "b", "{}"))),
     ]
     deltas = [json.loads(reply.piece(0, piece)[6:])["choices"][0]["delta"] for piece in pieces]
-    whole: Any = reply.whole(
-        [Choice(0, "Wait.", (), "tool_calls", (CallDelta(0, "a", '{"x": 1}'), CallDelta(1, "b", "{}")))], Usage(1, 2)
-    )
+    calls = ToolCallDelta(0, "a", '{"x": 1}'), ToolCallDelta(1, "b", "{}")
+    whole: Any = reply.whole([Choice(0, "Wait.", (), "tool_calls", calls)], Usage(1, 2))
     first, second = whole["choices"][0]["message"]["tool_calls"]
 
     assert deltas == [
@@ -245,7 +244,7 @@ def test_calls_in_openais_words() -> None:
 
 
 def test_where_there_are_only_calls_there_is_no_content() -> None:
-    call = CallDelta(0, "a", "{}")
+    call = ToolCallDelta(0, "a", "{}")
     whole: Any = ChatReply(HEAD).whole(
         [Choice(0, "", (), "tool_calls", (call,)), Choice(1, "", (), "stop")], Usage(1, 2)
     )

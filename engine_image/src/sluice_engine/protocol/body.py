@@ -138,6 +138,12 @@ class Fields:
         value = self._typed(name, list)
         return value if isinstance(value, list) else None
 
+    def item(self, name: str, value: object) -> Fields:
+        """The fields of an array's item that must be an object; `name` with its index, as `messages[0]`."""
+        if not isinstance(value, dict):
+            self.refuse(name, f"must be an object, not {kind_of(value)}", "invalid_type")
+        return Fields(value, self.path(name))
+
     def token_ids(self, name: str, most: int) -> tuple[int, ...] | None:
         """An array of at most so many token ids; whether the model has them is not known here."""
         ids = self.array(name)

@@ -10,7 +10,6 @@ from sluice_engine.protocol.body import UNSUPPORTED, Fields, Inert, parse_object
 from sluice_engine.protocol.generation import Generation, parse_generation
 from sluice_engine.protocol.messages import Message, parse_messages
 from sluice_engine.protocol.reply import (
-    CallDelta,
     Choice,
     ChunkWriter,
     FinishReason,
@@ -18,6 +17,7 @@ from sluice_engine.protocol.reply import (
     RankedToken,
     ReplyHead,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
 )
 from sluice_engine.protocol.tools import ToolUse, parse_tool_use
@@ -40,7 +40,7 @@ class ChatCall:
     model: str
     messages: tuple[Message, ...]
     generation: Generation
-    tools: ToolUse | None = None
+    tool_use: ToolUse | None = None
     """None where nothing may be called."""
 
 
@@ -53,17 +53,17 @@ def parse_chat(raw: bytes) -> ChatCall:
     fields = parse_object(raw)
     model = fields.required_text("model")
     messages = parse_messages(fields)
-    tools = parse_tool_use(fields)
+    tool_use = parse_tool_use(fields)
     fields.refuse_unsupported(_UNSUPPORTED)
     fields.accept_inert(_INERT)
     logprobs, top_logprobs = _logprobs(fields)
     generation = parse_generation(fields, logprobs=logprobs, top_logprobs=top_logprobs)
     structure = generation.structure
-    if tools is not None and structure is not None and structure.kind != "json_schema":
+    if tool_use is not None and structure is not None and structure.kind != "json_schema":
         problem = "is not supported beside tools; a JSON schema is, and any structure where tool_choice is none"
         fields.refuse(structure.param, problem, UNSUPPORTED)
     fields.end()
-    return ChatCall(model=model, messages=messages, generation=generation, tools=tools)
+    return ChatCall(model=model, messages=messages, generation=generation, tool_use=tool_use)
 
 
 def _logprobs(fields: Fields) -> tuple[bool, int]:
@@ -87,9 +87,9 @@ class ChatReply:
 
     def piece(self, index: int, piece: Piece, so_far: Usage | None = None) -> bytes:
         """A delta."""
-        delta: dict[str, object] = {"content": piece.text} if piece.text or not piece.calls else {}
-        if piece.calls:
-            delta["tool_calls"] = [self._call(index, call) for call in piece.calls]
+        delta: dict[str, object] = {"content": piece.text} if piece.text or not piece.tool_calls else {}
+        if piece.tool_calls:
+            delta["tool_calls"] = [self._tool_call(index, call) for call in piece.tool_calls]
         return self._chunks.choice(_chunk(index, delta, self._logprobs(piece.logprobs)), so_far)
 
     def closing(self, index: int, finish_reason: FinishReason, so_far: Usage | None = None) -> bytes:
@@ -118,14 +118,14 @@ class ChatReply:
 
     def _message(self, choice: Choice) -> dict[str, object]:
         message: dict[str, object] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if not choice.calls:
+        if not choice.tool_calls:
             return message
-        calls = [self._call(choice.index, call) for call in choice.calls]
+        calls = [self._tool_call(choice.index, call) for call in choice.tool_calls]
         for call in calls:
             del call["index"]
         return {**message, "content": choice.text or None, "tool_calls": calls}
 
-    def _call(self, index: int, call: CallDelta) -> dict[str, object]:
+    def _tool_call(self, index: int, call: ToolCallDelta) -> dict[str, object]:
         """As a stream has it: the id and the name once, with the beginning."""
         if call.name is None:
             return {"index": call.index, "function": {"arguments": call.arguments}}

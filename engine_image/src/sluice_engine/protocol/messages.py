@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sluice_engine.bodies import shown, too_many_pieces
 from sluice_engine.protocol.body import Fields, Inert, check_text, kind_of
-from sluice_engine.protocol.tools import MAX_TOOLS, check_name
+from sluice_engine.protocol.tools import MAX_TOOLS, check_name, function_of
 
 Message = dict[str, object]
 
@@ -43,10 +43,7 @@ def uses_tools(messages: Sequence[Mapping[str, object]]) -> int | None:
 
 def _message(fields: Fields, index: int, item: object, called: dict[str, str]) -> Message:
     """`called`: the calls before it, by their ids, with the functions' names."""
-    name = f"messages[{index}]"
-    if not isinstance(item, dict):
-        fields.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    message = Fields(item, fields.path(name))
+    message = fields.item(f"messages[{index}]", item)
     role = message.required_text("role")
     if role == "function":
         message.refuse("role", 'this value is not supported; its newer form is "tool"', "unsupported_parameter")
@@ -83,17 +80,9 @@ def _calls(message: Fields, role: str) -> list[Message]:
 
 
 def _call(message: Fields, name: str, item: object) -> Message:
-    if not isinstance(item, dict):
-        message.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    call = Fields(item, message.path(name))
+    call = message.item(name, item)
     call_id = _call_id(call, "id")
-    kind = call.required_text("type")
-    if kind != "function":
-        call.unsupported("type", kind)
-    function = call.section("function")
-    if function is None:
-        call.missing("function")
-    call.end()
+    function = function_of(call)
     told = {"name": check_name(function, "name"), "arguments": function.required_text("arguments")}
     function.end()
     return {"id": call_id, "type": "function", "function": told}
@@ -136,9 +125,7 @@ def _content(message: Fields, *, may_be_missing: bool) -> str:
 
 
 def _part(message: Fields, name: str, item: object) -> str:
-    if not isinstance(item, dict):
-        message.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    part = Fields(item, message.path(name))
+    part = message.item(name, item)
     kind = part.required_text("type")
     if kind != "text":
         part.unsupported("type", kind)

@@ -37,7 +37,7 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class CallDelta:
+class ToolCallDelta:
     """A tool call that begins, or more of the arguments of one."""
 
     index: int
@@ -53,7 +53,7 @@ class Piece:
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
-    calls: tuple[CallDelta, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class Choice:
     text: str
     logprobs: tuple[TokenLogprob, ...]
     finish_reason: FinishReason
-    calls: tuple[CallDelta, ...] = ()
-    """Its tool calls, each as a whole."""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    """Each as a whole."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,14 +45,14 @@ def parse_tokenize(raw: bytes) -> TokenizeCall:
         fields.refuse("prompt", "give exactly one of prompt, messages", "missing_required_parameter")
     messages = parse_messages(fields) if prompt is None else ()
     # As in a chat: what may not be called is not told.
-    tools = parse_tool_use(fields) if prompt is None else None
+    tool_use = parse_tool_use(fields) if prompt is None else None
     add_special = fields.value("add_special_tokens") is None or fields.flag("add_special_tokens")
     fields.end()
     return TokenizeCall(
         model=model,
         prompt=prompt,
         messages=messages,
-        tools=() if tools is None else tools.tools,
+        tools=() if tool_use is None else tool_use.tools,
         add_special=add_special,
     )
 

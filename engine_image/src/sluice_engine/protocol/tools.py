@@ -88,7 +88,9 @@ def parse_tools(fields: Fields) -> tuple[Tool, ...]:
     items = fields.array("tools") or []
     if len(items) > MAX_TOOLS:
         fields.refuse("tools", f"must hold at most {MAX_TOOLS} tools, not {len(items)}")
-    size = sum(_size(fields, f"tools[{index}]", item) for index, item in enumerate(items))
+    for index, item in enumerate(items):
+        _check_depth(fields, f"tools[{index}]", item)
+    size = sum(_num_bytes(fields, f"tools[{index}]", item) for index, item in enumerate(items))
     if size > MAX_TOOLS_BYTES:
         fields.refuse("tools", f"must be at most {MAX_TOOLS_BYTES} bytes together, not {size}")
     tools = tuple(_tool(fields, f"tools[{index}]", item) for index, item in enumerate(items))
@@ -112,7 +114,23 @@ def check_name(fields: Fields, name: str) -> str:
     return value
 
 
-def _size(fields: Fields, name: str, item: object) -> int:
+def function_of(fields: Fields) -> Fields:
+    """The fields under `function` of an object of that type; it must hold nothing that was not read.
+
+    Raises:
+        InvalidRequest: it is of another type, or holds more.
+    """
+    kind = fields.required_text("type")
+    if kind != "function":
+        fields.unsupported("type", kind)
+    function = fields.section("function")
+    if function is None:
+        fields.missing("function")
+    fields.end()
+    return function
+
+
+def _check_depth(fields: Fields, name: str, item: object) -> None:
     level = [item]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for each in level if isinstance(each, dict) for inner in each.values()] + [
@@ -120,23 +138,17 @@ def _size(fields: Fields, name: str, item: object) -> int:
         ]
     if level:
         fields.refuse(name, f"must be nested at most {MAX_DEPTH} levels deep")
+
+
+def _num_bytes(fields: Fields, name: str, value: object) -> int:
     try:
-        return len(json.dumps(item, ensure_ascii=False).encode())
+        return len(json.dumps(value, ensure_ascii=False).encode())
     except UnicodeEncodeError:
         fields.refuse(name, "is not valid Unicode: it has half a surrogate pair")
 
 
 def _tool(fields: Fields, name: str, item: object) -> Tool:
-    if not isinstance(item, dict):
-        fields.refuse(name, f"must be an object, not {kind_of(item)}", "invalid_type")
-    tool = Fields(item, fields.path(name))
-    kind = tool.required_text("type")
-    if kind != "function":
-        tool.unsupported("type", kind)
-    function = tool.section("function")
-    if function is None:
-        tool.missing("function")
-    tool.end()
+    function = function_of(fields.item(name, item))
     parsed = Tool(
         check_name(function, "name"), function.text("description"), _parameters(function), function.flag("strict")
     )
@@ -151,11 +163,12 @@ def _parameters(function: Fields) -> Mapping[str, object]:
         return {"type": "object", "properties": {}}
     if not isinstance(value, dict):
         function.refuse("parameters", f"must be a JSON schema, not {kind_of(value)}", "invalid_type")
-    if value.setdefault("type", "object") != "object":
+    if value.get("type", "object") != "object":
         function.refuse("parameters", f'must be a schema of the type "object", not {shown(value["type"])}')
-    if (size := len(json.dumps(value, ensure_ascii=False).encode())) > MAX_SOURCE_BYTES:
+    schema = value if "type" in value else {**value, "type": "object"}
+    if (size := _num_bytes(function, "parameters", schema)) > MAX_SOURCE_BYTES:
         function.refuse("parameters", f"must be at most {MAX_SOURCE_BYTES} bytes, not {size}")
-    return value
+    return schema
 
 
 def _choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[str, Tool | None]:
@@ -170,13 +183,7 @@ def _choice(fields: Fields, tools: tuple[Tool, ...]) -> tuple[str, Tool | None]:
         return value, None
     choice = fields.section("tool_choice")
     assert choice is not None
-    kind = choice.required_text("type")
-    if kind != "function":
-        choice.unsupported("type", kind)
-    function = choice.section("function")
-    if function is None:
-        choice.missing("function")
-    choice.end()
+    function = function_of(choice)
     name = check_name(function, "name")
     function.end()
     named = next((tool for tool in tools if tool.name == name), None)

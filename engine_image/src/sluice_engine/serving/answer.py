@@ -13,12 +13,12 @@ from sluice_engine.errors import RequestError, RequestFailed
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.reply import (
     DONE,
-    CallDelta,
     Choice,
     FinishReason,
     Piece,
     Reply,
     TokenLogprob,
+    ToolCallDelta,
     Usage,
     error_frame,
     held_frame,
@@ -27,7 +27,7 @@ from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.serving.chat_prompt import Prompt
 from sluice_engine.serving.output import ChoiceOutput
 from sluice_engine.text.tokenizer import Tokenizer
-from sluice_engine.text.tool_calls import Calling
+from sluice_engine.text.tool_calls import ToolCalling
 
 log = logging.getLogger(__name__)
 
@@ -67,23 +67,24 @@ class _Whole:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason = "length"
-    calls: list[list[CallDelta]] = field(default_factory=list)
+    tool_calls: list[list[ToolCallDelta]] = field(default_factory=list)
 
     def take(self, piece: Piece) -> None:
         """Add a piece."""
         self.texts.append(piece.text)
         self.logprobs.extend(piece.logprobs)
-        for call in piece.calls:
-            if call.name is not None:
-                self.calls.append([])
-            self.calls[call.index].append(call)
+        for delta in piece.tool_calls:
+            if delta.name is not None:
+                self.tool_calls.append([])
+            self.tool_calls[delta.index].append(delta)
 
     def choice(self, index: int) -> Choice:
         """The answer, once it has ended."""
-        calls = tuple(
-            CallDelta(each[0].index, each[0].name, "".join(delta.arguments for delta in each)) for each in self.calls
+        tool_calls = tuple(
+            ToolCallDelta(deltas[0].index, deltas[0].name, "".join(delta.arguments for delta in deltas))
+            for deltas in self.tool_calls
         )
-        return Choice(index, "".join(self.texts), tuple(self.logprobs), self.finish_reason, calls)
+        return Choice(index, "".join(self.texts), tuple(self.logprobs), self.finish_reason, tool_calls)
 
 
 class Answer:
@@ -95,7 +96,7 @@ class Answer:
         tokenizer: Tokenizer,
         generation: Generation,
         prompts: Sequence[Prompt],
-        calling: Calling | None = None,
+        calling: ToolCalling | None = None,
         counts: ToolCallCounts | None = None,
     ) -> None:
         """`calling`: how tools are called in it, where they may be; `counts`: where its calls are counted."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from sluice_engine.bodies import shown
 from sluice_engine.core.fit import largest_output_tokens, unfit_reason
@@ -19,43 +19,54 @@ from sluice_engine.protocol.chat import ChatCall
 from sluice_engine.protocol.completions import CompletionCall
 from sluice_engine.protocol.generation import Generation
 from sluice_engine.protocol.structure import Structure
+from sluice_engine.protocol.tools import ToolUse
 from sluice_engine.serving.chat_prompt import Prompt, chat_prompt, tool_template
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.text.tokenizer import Tokenizer
-from sluice_engine.text.tool_calls import Calling
-from sluice_engine.text.tool_format import ToolFormat
+from sluice_engine.text.tool_calls import ToolCalling
+from sluice_engine.text.tool_format import ToolFormat, ToolTemplate
 from sluice_engine.text.tool_grammar import tool_grammar
 
 
-def chat_prompts(call: ChatCall, tokenizer: Tokenizer) -> list[Prompt]:
-    """The one prompt of a chat call.
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A chat call as the model takes it."""
+
+    prompt: Prompt
+    generation: Generation
+    """The call's options, with the grammar that its tools may want."""
+    calling: ToolCalling | None
+    """How its tools are called; None where none may be."""
+
+
+def prepared_chat(call: ChatCall, tokenizer: Tokenizer) -> PreparedChat:
+    """What the model's own chat template makes of a call.
 
     Raises:
-        InvalidRequest: as `chat_prompt`.
+        InvalidRequest: as `chat_prompt`, or an answer by a grammar cannot be what is asked.
     """
-    return [chat_prompt(call.messages, () if call.tools is None else call.tools.tools, tokenizer)]
-
-
-def tool_calling(call: ChatCall, tokenizer: Tokenizer) -> tuple[Calling | None, Generation]:
-    """How the call's tools are called, and its options with the grammar that this may want.
-
-    Raises:
-        InvalidRequest: the model does not know tools, or an answer by a grammar cannot be what is asked.
-    """
-    if call.tools is None:
-        return None, call.generation
+    use = call.tool_use
+    prompt = chat_prompt(call.messages, () if use is None else use.tools, tokenizer)
+    if use is None:
+        return PreparedChat(prompt, call.generation, None)
     tools = tool_template(tokenizer, "tools")
-    answer = call.generation.structure
-    if answer is not None and not call.tools.required:
+    structure = _tool_structure(call.generation, use, tools)
+    return PreparedChat(prompt, replace(call.generation, structure=structure), ToolCalling.of(tools, use))
+
+
+def _tool_structure(generation: Generation, use: ToolUse, tools: ToolTemplate) -> Structure | None:
+    """The grammar of an answer that may call tools; None where the model is free."""
+    answer = generation.structure
+    if answer is not None and not use.required:
         _check_answer(answer, tools.form)
     try:
-        structure = tool_grammar(tools.form, tools.special, call.tools, answer)
+        structure = tool_grammar(tools.form, tools.special, use, answer)
     except RecursionError as error:
         raise InvalidRequest.field("tools", "are nested too deep") from error
-    if structure is not None and call.generation.ignore_eos:
+    if structure is not None and generation.ignore_eos:
         problem = "is not allowed where a call must follow a schema: its end is the answer's end"
         raise InvalidRequest.field("ignore_eos", problem)
-    return Calling.of(tools, call.tools), replace(call.generation, structure=structure)
+    return structure
 
 
 def _check_answer(answer: Structure, form: ToolFormat) -> None:

@@ -6,10 +6,10 @@ from sluice_engine.core.emissions import Emission
 from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, InvalidRequest, RequestError, RequestFailed
-from sluice_engine.protocol.reply import CallDelta, FinishReason, Piece, RankedToken, TokenLogprob
+from sluice_engine.protocol.reply import FinishReason, Piece, RankedToken, TokenLogprob, ToolCallDelta
 from sluice_engine.text.grammars import TokenConstraint
 from sluice_engine.text.tokenizer import Tokenizer
-from sluice_engine.text.tool_calls import Calling, ToolCallReader
+from sluice_engine.text.tool_calls import ToolCalling, ToolCallReader
 
 
 class ChoiceOutput:
@@ -22,7 +22,7 @@ class ChoiceOutput:
         tokenizer: Tokenizer,
         stop: tuple[str, ...],
         echo: str = "",
-        calling: Calling | None = None,
+        calling: ToolCalling | None = None,
     ) -> None:
         """`echo`: what stands before its text; `calling`: how tools are called in it."""
         self.index = index
@@ -62,7 +62,7 @@ class ChoiceOutput:
             self.finish_reason = "stop"
         elif emission.outcome is not None:
             text += self._end(emission)
-        calls: tuple[CallDelta, ...] = ()
+        calls: tuple[ToolCallDelta, ...] = ()
         if self._calls is not None:
             text, calls = self._read(self._calls, text)
         if not text and not calls and (self.finish_reason is None or not (self._logprobs or self._echo)):
@@ -72,7 +72,7 @@ class ChoiceOutput:
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Piece(text, logprobs, calls)
 
-    def _read(self, reader: ToolCallReader, text: str) -> tuple[str, tuple[CallDelta, ...]]:
+    def _read(self, reader: ToolCallReader, text: str) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """What of a text is text, and what are calls."""
         settled = reader.push(text)
         text, calls = settled.text, settled.calls

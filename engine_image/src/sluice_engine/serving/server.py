@@ -35,11 +35,10 @@ from sluice_engine.serving.adapters import Adapters
 from sluice_engine.serving.answer import Answer, ToolCallCounts
 from sluice_engine.serving.chat_prompt import Prompt, chat_prompt
 from sluice_engine.serving.intake import (
-    chat_prompts,
     check_token_ids,
     completion_prompts,
+    prepared_chat,
     requests_of,
-    tool_calling,
 )
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import AdapterCollector, GrammarCollector, ToolCallCollector
@@ -57,7 +56,7 @@ from sluice_engine.serving.responses import (
 )
 from sluice_engine.serving.service import EngineService
 from sluice_engine.text.grammars import Grammars
-from sluice_engine.text.tool_calls import Calling
+from sluice_engine.text.tool_calls import ToolCalling
 
 # Below this, parsing and encoding take under a millisecond: less than handing the work to another thread and back.
 INLINE_BYTES = 4096
@@ -127,11 +126,11 @@ class EngineServer:
         arrival_us = self._service.clock()
         call = await self._off_loop(len(raw), lambda: parse_chat(raw))
         adapter = self._adapters.key_of(call.model)
-        prompts = await self._off_loop(len(raw), lambda: chat_prompts(call, engine.tokenizer))
-        calling, generation = await self._off_loop(len(raw), lambda: tool_calling(call, engine.tokenizer))
-        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.model, generation)
-        reply = ChatReply(head)
-        return await self._generate(http, prompts, generation, reply, terms, arrival_us, adapter, calling)
+        chat = await self._off_loop(len(raw), lambda: prepared_chat(call, engine.tokenizer))
+        head = self._head(f"chatcmpl-{request_id.removeprefix('req-')}", call.model, chat.generation)
+        return await self._generate(
+            http, [chat.prompt], chat.generation, ChatReply(head), terms, arrival_us, adapter, chat.calling
+        )
 
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`/v1/completions`."""
@@ -156,7 +155,7 @@ class EngineServer:
         terms: Terms,
         arrival_us: int,
         adapter: str,
-        calling: Calling | None = None,
+        calling: ToolCalling | None = None,
     ) -> web.StreamResponse:
         request_id, engine = http[REQUEST_ID], self._service.loaded()
         requests = requests_of(

@@ -12,17 +12,17 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 
 from sluice_engine.protocol.tools import ToolUse
-from sluice_engine.text.call_text import (
+from sluice_engine.text.detokenizer import held_back
+from sluice_engine.text.tool_call_text import (
     MOST_IN_STRING,
     SPACE,
-    CallText,
-    NoCall,
+    NoToolCall,
     Reading,
     ReadingText,
     Settled,
+    ToolCallText,
     is_object,
 )
-from sluice_engine.text.detokenizer import held_back
 from sluice_engine.text.tool_format import ARGUMENTS_MARK, ID_MARK, SPECIAL, ToolFormat, ToolTemplate
 
 # Of white space before a call, which is no part of the text: more than any model writes there.
@@ -32,7 +32,7 @@ _ARGUMENTS = ('"arguments"', '"parameters"')
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class ToolCalling:
     """How the tools of one request are called."""
 
     form: ToolFormat
@@ -46,7 +46,7 @@ class Calling:
     """Calls of one answer; None: as many as the model likes."""
 
     @classmethod
-    def of(cls, tools: ToolTemplate, use: ToolUse) -> Calling:
+    def of(cls, tools: ToolTemplate, use: ToolUse) -> ToolCalling:
         """For what a request says, by what the model was taught."""
         names = frozenset(tool.name for tool in use.callable)
         # What the template could not put into the next prompt must not come out of this one.
@@ -70,7 +70,7 @@ class _Call:
 class ToolCallReader:
     """One answer's text and calls."""
 
-    def __init__(self, calling: Calling) -> None:
+    def __init__(self, calling: ToolCalling) -> None:
         form = calling.form
         self._form = form
         self._opening, self._closing, self._arguments_mark, self._id_mark = (
@@ -79,7 +79,7 @@ class ToolCallReader:
         )
         self._names = calling.names
         self._most = calling.most
-        self._read = CallText()
+        self._read = ToolCallText()
         self._reading = self._answer()
         next(self._reading)
 
@@ -143,7 +143,7 @@ class ToolCallReader:
             char = yield from reading(char)
             while not self._read.held and char in SPACE:
                 char = yield
-        except NoCall as no_call:
+        except NoToolCall as no_call:
             self._read.give_up()
             char = no_call.char
         self._read.is_form = False
@@ -172,7 +172,7 @@ class ToolCallReader:
         while True:
             char = yield from self._read.space((yield from self._object(char)))
             if char not in ",]":
-                raise NoCall(char)
+                raise NoToolCall(char)
             self._read.held.clear()
             if char == "]":
                 return (yield from self._read.taken(char))
@@ -193,7 +193,7 @@ class ToolCallReader:
     def _object(self, char: str) -> Reading:
         """A call as an object, its members in any order."""
         if char != "{":
-            raise NoCall(char)
+            raise NoToolCall(char)
         call = _Call()
         while char != "}":
             char = yield from self._read.after(char)
@@ -201,18 +201,18 @@ class ToolCallReader:
                 break
             char = yield from self._member(char, call)
             if char not in ",}":
-                raise NoCall(char)
+                raise NoToolCall(char)
         if not call.is_told:
             arguments = call.arguments or ("" if self._form.bare else "{}")
             if not call.name or not is_object(arguments):
-                raise NoCall(char)
+                raise NoToolCall(char)
             self._read.whole(call.name, arguments)
         return (yield from self._read.taken(char))
 
     def _member(self, char: str, call: _Call) -> Reading:
         key, char = yield from self._read.string(char)
         if char != ":":
-            raise NoCall(char)
+            raise NoToolCall(char)
         char = yield from self._read.after(char)
         if key in _MEMBERS:
             value, char = yield from self._read.string(char)
@@ -223,7 +223,7 @@ class ToolCallReader:
                 call.is_told = True
             call.arguments, char = yield from self._read.arguments(char, told=call.is_told)
         else:
-            raise NoCall(char)
+            raise NoToolCall(char)
         return char
 
     def _named(self, char: str) -> Reading:
@@ -232,7 +232,7 @@ class ToolCallReader:
         stops = {"{", self._arguments_mark[0], self._id_mark[0], *SPACE}
         while char not in stops:
             if len(name) == MOST_IN_STRING:
-                raise NoCall(char)
+                raise NoToolCall(char)
             name.append(char)
             char = yield from self._read.taken(char)
         known = self._known(json.dumps("".join(name)), char)
@@ -251,7 +251,7 @@ class ToolCallReader:
         while text not in {self._arguments_mark, self._id_mark}:
             text += char
             if not any(mark.startswith(text) for mark in (self._arguments_mark, self._id_mark)):
-                raise NoCall(char)
+                raise NoToolCall(char)
             char = yield from self._read.taken(char)
         return text, char
 
@@ -261,7 +261,7 @@ class ToolCallReader:
         except ValueError:
             name = None
         if name not in self._names:
-            raise NoCall(char)
+            raise NoToolCall(char)
         return str(name)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from sluice_engine.protocol.reply import CallDelta
+from sluice_engine.protocol.reply import ToolCallDelta
 from sluice_engine.text.tool_format import SPECIAL
 
 SPACE = " \t\r\n"
@@ -23,7 +23,7 @@ Reading = Generator[None, str, str]
 ReadingText = Generator[None, str, tuple[str, str]]
 
 
-class NoCall(Exception):
+class NoToolCall(Exception):
     """What came is no call, or not any more; `char` was not taken."""
 
     def __init__(self, char: str) -> None:
@@ -36,10 +36,10 @@ class Settled:
     """What a piece of an answer settled."""
 
     text: str
-    calls: tuple[CallDelta, ...]
+    calls: tuple[ToolCallDelta, ...]
 
 
-class CallText:
+class ToolCallText:
     """An answer as far as it was read."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class CallText:
         self.num_complete = 0
         """Those whose arguments are a JSON object."""
         self._text: list[str] = []
-        self._deltas: list[CallDelta] = []
+        self._deltas: list[ToolCallDelta] = []
         self._pieces: list[str] = []
         """Arguments of the last call that are not told yet."""
 
@@ -84,14 +84,14 @@ class CallText:
         """A JSON string as it is written, and white space after it.
 
         Raises:
-            NoCall: it is none, or too long for what is read here.
+            NoToolCall: it is none, or too long for what is read here.
         """
         if char != '"':
-            raise NoCall(char)
+            raise NoToolCall(char)
         text, ended, escaped = "", False, False
         while not ended:
             if len(text) == MOST_IN_STRING or char == SPECIAL:
-                raise NoCall(char)
+                raise NoToolCall(char)
             ended = bool(text) and char == '"' and not escaped
             escaped = char == "\\" and not escaped
             text += char
@@ -102,14 +102,14 @@ class CallText:
         """An object as far as its brackets go, and white space after it; `told` as it comes, else held.
 
         Raises:
-            NoCall: its brackets do not match, or a special token comes in it.
+            NoToolCall: its brackets do not match, or a special token comes in it.
         """
         text: list[str] = []
         open_brackets: list[str] = []
         in_string = escaped = False
         while True:
             if char == SPECIAL:
-                raise NoCall(char)
+                raise NoToolCall(char)
             if in_string:
                 in_string = char != '"' or escaped
                 escaped = char == "\\" and not escaped
@@ -118,7 +118,7 @@ class CallText:
             elif char in "{[":
                 open_brackets.append(char)
             elif char in "}]" and open_brackets.pop() != _PAIRS[char]:
-                raise NoCall(char)
+                raise NoToolCall(char)
             text.append(char)
             (self._pieces if told else self.held).append(char)
             if not open_brackets:
@@ -139,7 +139,7 @@ class CallText:
         """A call of this function: what was held is its beginning."""
         self._flush()
         self.held.clear()
-        self._deltas.append(CallDelta(self.num_calls, name))
+        self._deltas.append(ToolCallDelta(self.num_calls, name))
         self.num_calls += 1
 
     def whole(self, name: str, arguments: str) -> None:
@@ -166,9 +166,9 @@ class CallText:
         self._pieces.clear()
         if self._deltas and self._deltas[-1].index == index:
             last = self._deltas.pop()
-            self._deltas.append(CallDelta(index, last.name, last.arguments + arguments))
+            self._deltas.append(ToolCallDelta(index, last.name, last.arguments + arguments))
         else:
-            self._deltas.append(CallDelta(index, None, arguments))
+            self._deltas.append(ToolCallDelta(index, None, arguments))
 
 
 def is_object(text: str) -> bool:
