@@ -26,6 +26,7 @@ import torch
 from gpu_weights import ONE_BILLION, SMALL, TINY, Shape, make
 from report import Bar, Report
 from sluice_engine.calibrate import calibrate
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.paged import NAMES, facts_of, make_backend, prove, reasons_against
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import (
@@ -103,7 +104,7 @@ class Check:
 
     def load(self, config: EngineConfig) -> TorchRunner:
         """A runner."""
-        return TorchRunner.load(config, lambda _progress: None)
+        return assemble_runner(config, lambda _progress: None)
 
 
 def found(check: Check) -> dict[str, Any]:

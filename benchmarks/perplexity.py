@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from report import Bar, Report, arguments
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.synthetic import piece_plan
@@ -45,7 +46,9 @@ def log_probabilities(runner: TorchRunner, tokens: list[int], rows: int) -> Iter
     for start in range(0, len(tokens) - 1, rows):
         end = min(start + rows, len(tokens) - 1)
         with torch.inference_mode():
-            inputs = builder.build(piece_plan(tokens, start, end, runner.block_tokens))
+            plan = piece_plan(tokens, start, end, runner.block_tokens)
+            builder.adopt(plan.table_changes)
+            inputs = builder.build(plan)
             logits = runner._model.forward(inputs, runner._cache).log_softmax(-1)  # noqa: SLF001  # a look inside
         order = inputs.sampled.tolist()
         wanted = torch.tensor([tokens[start + at + 1] for at in order])
@@ -67,7 +70,7 @@ def main() -> int:
     for data_type, quantization in CHOICES:
         model = ModelConfig(source=SOURCE, served_name="p", data_type=data_type, quantization=quantization)
         config = EngineConfig(model=model, cache=CacheConfig(capacity_bytes=128 << 20))
-        runner = TorchRunner.load(config, lambda _progress: None)
+        runner = assemble_runner(config, lambda _progress: None)
         many, few = (perplexity(runner, tokens, rows) for rows in (PIECE_TOKENS, FEW_ROWS))
         runner.close()
         if (data_type, quantization) == ("BFloat16", "None"):

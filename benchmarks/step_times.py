@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice_engine import codec
-from sluice_engine.compute.runner import TorchRunner
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
 
 Cell = tuple[int, int, int, int]
@@ -117,9 +117,7 @@ async def _line(process: asyncio.subprocess.Process, variant: Variant) -> bytes:
 
 def serve(path: Path) -> None:
     """Be one variant until standard input ends."""
-    runner = TorchRunner.load(
-        codec.from_json(EngineConfig, path.read_text(encoding="utf-8"), path.name), lambda _: None
-    )
+    runner = assemble_runner(codec.from_json(EngineConfig, path.read_text(encoding="utf-8"), path.name), lambda _: None)
     print(json.dumps(runner.description), flush=True)
     for line in sys.stdin:
         print(json.dumps([runner.measure(*cell) for cell in json.loads(line)]), flush=True)

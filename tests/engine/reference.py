@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.scripted import make_limits
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.blocks import BlockPool
@@ -97,7 +98,7 @@ def load_runner(
         model=ModelConfig(source=source, served_name="test", data_type=data_type),
         cache=CacheConfig(capacity_bytes=capacity_bytes, block_tokens=block_tokens, host_swap_bytes=host_swap_bytes),
     )
-    return TorchRunner.load(config, lambda _progress: None)
+    return assemble_runner(config, lambda _progress: None)
 
 
 def greedy(name: str, prompt: list[int], max_tokens: int = 32) -> Request:

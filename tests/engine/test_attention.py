@@ -14,8 +14,9 @@ from torch import Tensor
 from engine.scripted import plan_of
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles, plain
 from sluice_engine.compute.inputs import StepBuilder
+from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.plan import ScheduledRequest
+from sluice_engine.core.plan import ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.model_files.architecture import Architecture
 
@@ -70,6 +71,11 @@ class Batch:
         return sorted(singles, key=lambda entry: -entry.start) + chunks
 
 
+def built(builder: StepBuilder, plan: StepPlan) -> StepInputs:
+    builder.adopt(plan.table_changes)
+    return builder.build(plan)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     shares=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5),
@@ -80,7 +86,7 @@ def test_attention_over_blocks_equals_plain_attention(
     shares: list[tuple[int, int]], window: int | None, seed: int
 ) -> None:
     batch = Batch(shares, seed)
-    inputs = StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU, window=window).build(batch.plan)
+    inputs = built(StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU, window=window), batch.plan)
     ordered = batch.ordered()
     fresh = torch.cat([batch.keys_values[entry.slot][entry.start :] for entry in ordered])
     q = torch.randn(len(fresh), HEADS, HEAD_DIM, generator=batch.generator)
@@ -105,7 +111,7 @@ def test_attention_over_blocks_equals_plain_attention(
 
 def test_every_sampling_row_is_found_again_among_the_last_layer_s_rows() -> None:
     batch = Batch([(3, 5), (20, 1), (9, 1), (0, 12)], 1)
-    inputs = StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(batch.plan)
+    inputs = built(StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU), batch.plan)
 
     # Rows: slot 1, slot 2 (singles, longest first), slot 0's five, slot 3's twelve.
     expected = {1: 0, 2: 1, 0: 6, 3: 18}
@@ -120,7 +126,7 @@ def test_a_table_that_grows_is_appended_to_and_a_preempted_one_written_anew() ->
 
     def kv_rows(incarnation: int, position: int) -> list[int]:
         entry = ScheduledRequest(request, incarnation, 0, position, 1, samples=True)
-        rows: list[int] = builder.build(plan_of(1, entry)).kv_rows.tolist()
+        rows: list[int] = built(builder, plan_of(1, entry)).kv_rows.tolist()
         return rows
 
     request.blocks = [5]
@@ -136,4 +142,4 @@ def test_a_request_whose_blocks_do_not_reach_its_tokens_is_a_broken_plan() -> No
     request.blocks = [0]
     entry = ScheduledRequest(request, 0, 0, 8, 1, samples=True)
     with pytest.raises(AssertionError, match="no block holds"):
-        StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU).build(plan_of(1, entry))
+        built(StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU), plan_of(1, entry))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.reference import Reference, greedy, outputs, run
 from sluice_engine.compute import loading
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.device import cpu_flags
 from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.linear import Linear
@@ -172,7 +173,7 @@ def load_tiny(path: Path, data_type: DataType, quantization: Quantization) -> To
     model = ModelConfig(
         source=ModelSource(path=str(path)), served_name="t", data_type=data_type, quantization=quantization
     )
-    return TorchRunner.load(EngineConfig(model=model, cache=CacheConfig(capacity_bytes=1 << 20)), lambda _: None)
+    return assemble_runner(EngineConfig(model=model, cache=CacheConfig(capacity_bytes=1 << 20)), lambda _: None)
 
 
 def logits_of(runner: TorchRunner, tokens: list[int], rows: int) -> Tensor:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.gguf_file import make_gguf
 from engine.reference import Reference, greedy, outputs, run
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.device import cpu_flags
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, Quantization
@@ -35,7 +36,7 @@ def load_runner(path: Path, quantization: Quantization) -> TorchRunner:
         source=ModelSource(path=str(path)), served_name="t", data_type="Float32", quantization=quantization
     )
     config = EngineConfig(model=model, cache=CacheConfig(capacity_bytes=1 << 20))
-    return TorchRunner.load(config, lambda _progress: None)
+    return assemble_runner(config, lambda _progress: None)
 
 
 def round_layers(path: Path, kind: int) -> None:

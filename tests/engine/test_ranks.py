@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from engine.reference import Reference, greedy, outputs, run
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.loading import Opened
 from sluice_engine.compute.ranks import Ranks, ending
-from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.step_message import Share, StepMessage
 from sluice_engine.config import AdaptersConfig, AdapterSource, CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.loop import RunnerFailed
@@ -44,7 +44,7 @@ class Engine:
             tensor_parallel=ranks,
             socket_path=str(folder / "s"),
         )
-        self.runner = TorchRunner.load(config, lambda _progress: None, self._lost)
+        self.runner = assemble_runner(config, lambda _progress: None, self._lost)
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.reference import Reference, greedy, load_runner, outputs, run
 from engine.scripted import plan_of
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.model import Model
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource
@@ -269,7 +270,7 @@ def test_loading_tells_how_far_it_is(tiny: Path) -> None:
         model=ModelConfig(source=ModelSource(path=str(tiny)), served_name="t"),
         cache=CacheConfig(capacity_bytes=1 << 20),
     )
-    TorchRunner.load(config, seen.append)
+    assemble_runner(config, seen.append)
     done = [progress.bytes_done for progress in seen if progress.stage == "weights"]
     assert done == sorted(done)
     assert (
@@ -348,14 +349,14 @@ def test_the_pool_is_as_large_as_the_capacity_allows(tiny: Path) -> None:
 def test_a_length_beyond_the_model_s_own_is_refused(tiny: Path) -> None:
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t", max_length_tokens=1025)
     with pytest.raises(InvalidConfig, match=r"model.max_length_tokens: is 1025; the model's own length is 1024"):
-        TorchRunner.load(EngineConfig(model=model), lambda _: None)
+        assemble_runner(EngineConfig(model=model), lambda _: None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_gpu_that_is_not_there_is_refused(tiny: Path) -> None:
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t")
     with pytest.raises(InvalidConfig, match="accelerator_count: is 1, but torch sees no GPU"):
-        TorchRunner.load(EngineConfig(model=model, accelerator_count=1), lambda _: None)
+        assemble_runner(EngineConfig(model=model, accelerator_count=1), lambda _: None)
 
 
 def test_fewer_gpus_than_ranks_are_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,12 +364,12 @@ def test_fewer_gpus_than_ranks_are_refused(tiny: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t")
     with pytest.raises(InvalidConfig, match="accelerator_count: is 2, and this machine has 1 that torch sees"):
-        TorchRunner.load(EngineConfig(model=model, accelerator_count=2, tensor_parallel=2), lambda _: None)
+        assemble_runner(EngineConfig(model=model, accelerator_count=2, tensor_parallel=2), lambda _: None)
 
 
 def test_bfloat16_that_is_asked_for_is_honoured(tiny: Path) -> None:
     model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="t", data_type="BFloat16")
-    runner = TorchRunner.load(
+    runner = assemble_runner(
         EngineConfig(model=model, cache=CacheConfig(capacity_bytes=1 << 20)), lambda _: None
     )  # fmt: skip
     assert runner._cache.dtype is torch.bfloat16

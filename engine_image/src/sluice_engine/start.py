@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_engine.calibrate import calibrate, keep, kept_path
+from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.ranks import Lost
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import EngineConfig, LiveConfig, ModelSource
@@ -43,7 +44,7 @@ def load_engine(
     tokenizer = load_tokenizer(config.model.source)
     tools = tokenizer.tools
     log.info("chat template", extra={"tools": tools if isinstance(tools, str) else tools.form.family})
-    runner = TorchRunner.load(config, progress, lost)
+    runner = assemble_runner(config, progress, lost)
     progress(LoadingProgress(stage="step_table"))
 
     def measured(done: int, of: int) -> None:

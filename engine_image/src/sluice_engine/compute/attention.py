@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sluice_engine.compute.host_blocks import HostBlocks
-from sluice_engine.compute.inputs import Chunk, SingleBucket
+from sluice_engine.compute.step_inputs import Chunk, SingleBucket
 from sluice_engine.model_files.architecture import Architecture
 
 

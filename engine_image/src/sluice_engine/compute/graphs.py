@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.paged_rows import PagedRows
+from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.core.fit import blocks_for
 
 Forward = Callable[[], Tensor]

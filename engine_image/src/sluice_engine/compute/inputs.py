@@ -1,6 +1,5 @@
-"""A step plan as tensors: what the model needs to know about the batch, frozen before the device sees it.
+"""A step plan as tensors, for attention over gathered blocks or by own kernels.
 
-Owns the per-slot rows (block tables) that live as long as a request runs, so that a step's work follows what changed.
 It knows no weights and no sampling. Requests that compute one token are *single* rows, longest first and batched
 together; the others are *chunks*, one by one. Rows of the batch: all singles, then the chunks' tokens. Where kernels
 read the cache in place, all that is needed of either is *tiles*, and there are no buckets.
@@ -9,14 +8,14 @@ read the cache in place, all that is needed of either is *tiles*, and there are 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_engine.compute.adapters import AdapterStore, StepAdapters
-from sluice_engine.compute.paged_rows import PagedRows
+from sluice_engine.compute.adapters import AdapterStore
+from sluice_engine.compute.slots import Shares, SlotRows, ints, shares_of
+from sluice_engine.compute.step_inputs import Chunk, SingleBucket, StepInputs
 from sluice_engine.compute.step_message import Share
 from sluice_engine.compute.transfer import sent
 from sluice_engine.core.drafts import num_accepted
@@ -27,123 +26,7 @@ from sluice_engine.kernels.library import Tiles
 # Blocks of padding that cost as much as attending to one more bucket: kernels of about 60 µs a layer against copies of
 # some 5 µs a block, on two cores.
 _BUCKET_WORTH_BLOCKS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class SingleBucket:
-    """Single rows [first, first + num_rows) of like length, attended to in one call."""
-
-    first: int
-    num_rows: int
-    blocks: Tensor
-    """[num_rows × M] block ids, row after row; padding repeats a valid id."""
-    num_tokens: int
-    """Tokens attended to: of the longest row."""
-    mask: Tensor | None
-    """[num_rows, 1, 1, M × block_tokens]: 0 or −inf in the model's type; None when no row is padded."""
-    window_mask: Tensor | None
-    """The same for layers with a sliding window; None as well when no row is longer than it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Rows [first, first + num_rows): consecutive tokens of one request, the first at position `start`."""
-
-    first: int
-    num_rows: int
-    start: int
-    blocks: Tensor
-    """Block ids of [0, start + num_rows); empty when nothing precedes the chunk."""
-    mask: Tensor | None
-    """[num_rows, start + num_rows]: 0 or −inf; None for a chunk that starts at 0, which is plainly causal."""
-    window_mask: Tensor | None
-    """The same for layers with a sliding window."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Everything the forward pass reads of a step. T rows, S of which sample."""
-
-    token_ids: Tensor
-    """[T]"""
-    positions: Tensor
-    """[T]"""
-    kv_rows: Tensor
-    """[T]: where each token's KV is written: block × block_tokens + offset."""
-    singles: tuple[SingleBucket, ...]
-    chunks: tuple[Chunk, ...]
-    sample_rows: Tensor
-    """[S]: the batch's rows after which a token is sampled."""
-    sample_buckets: tuple[SingleBucket, ...]
-    """The sampling rows as single rows, in the order of `sample_rows`: the last layer computes only them."""
-    sampled: Ints
-    """[S]: which of the plan's sampling rows each is."""
-    tiles: Tiles | None
-    """All rows, for kernels; there are no buckets and no chunks then."""
-    sample_tiles: Tiles | None
-    """The sampling rows, in the order of `sample_rows`."""
-    adapters: StepAdapters | None
-    """Which rows run with an adapter; None where none does."""
-    sample_adapters: StepAdapters | None
-    """The same of the sampling rows."""
-    paged: tuple[PagedRows, ...] = ()
-    """All rows, for attention that reads the cache in place: decodes, then chunks; no buckets and no tiles then."""
-    sample_paged: PagedRows | None = None
-    """The sampling rows, in the order of `sample_rows`."""
-    sampled_slots: Tensor | None = None
-    """[S]: slots of the sampling rows, where tokens stay on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """Shares of some requests, as parallel arrays."""
-
-    slots: Ints
-    ends: Ints
-    """Tokens attended to: up to the last of this step."""
-    counts: Ints
-    """Tokens computed."""
-
-    def part(self, indices: Ints) -> Shares:
-        """The requests at these indices alone."""
-        return Shares(self.slots[indices], self.ends[indices], self.counts[indices])
-
-
-class SlotRows:
-    """What lives as long as a request runs, one row a slot: its block table, its adapter, the token sampled last.
-
-    Tables change only as plans say: what a step was planned with is what it runs with, whatever is planned meanwhile.
-    """
-
-    def __init__(self, block_tokens: int, max_length_tokens: int, adapters: AdapterStore | None) -> None:
-        self._store = adapters
-        self.adapters: Ints = np.zeros(0, dtype=np.int64)
-        self._width = blocks_for(max_length_tokens, block_tokens)
-        self.tables: Ints = np.zeros((0, self._width), dtype=np.int64)
-        self.last_tokens: Ints = np.zeros(0, dtype=np.int64)
-        self._filled: Ints = np.zeros(0, dtype=np.int64)
-
-    def apply(self, changes: Sequence[TableChange]) -> None:
-        """Bring the tables up to date."""
-        for change in changes:
-            if change.slot >= len(self.tables):
-                self._grow(change.slot + 1)
-            end = change.first + len(change.blocks)
-            self.tables[change.slot, change.first : end] = change.blocks
-            self._filled[change.slot] = end
-            if not change.first:
-                self.adapters[change.slot] = self._store.number(change.adapter) if self._store is not None else 0
-
-    def check(self, slots: Ints, num_blocks: Ints) -> None:
-        """Never read or write a block that is not the request's: a plan that would is broken."""
-        assert (num_blocks <= self._filled[slots]).all(), "a request computes tokens that no block holds"
-
-    def _grow(self, num_slots: int) -> None:
-        missing = max(num_slots, 2 * len(self.tables)) - len(self.tables)
-        self.tables = np.concatenate([self.tables, np.zeros((missing, self._width), dtype=np.int64)])
-        self.last_tokens = np.concatenate([self.last_tokens, np.zeros(missing, dtype=np.int64)])
-        self._filled = np.concatenate([self._filled, np.zeros(missing, dtype=np.int64)])
-        self.adapters = np.concatenate([self.adapters, np.zeros(missing, dtype=np.int64)])
+_NO_SHARES = shares_of(NO_POSITIONS, NO_POSITIONS, [])
 
 
 class StepBuilder:
@@ -160,16 +43,12 @@ class StepBuilder:
         window: int | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
-        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels. `window`: that of some layers.
-
-        `adapters`: what plans may name.
-        """
+        """`tile_rows`: rows that a tile of a chunk has at most; none without kernels. `window`: that of some layers."""
         self._block_tokens = block_tokens
         self._tile_rows = tile_rows
         self._window = window
         self._dtype = dtype
         self._device = device
-        self._adapters = adapters
         self._slots = SlotRows(block_tokens, max_length_tokens, adapters)
 
     def adopt(self, changes: Sequence[TableChange]) -> None:
@@ -177,8 +56,7 @@ class StepBuilder:
         self._slots.apply(changes)
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """The inputs of a step that is not empty."""
-        self._slots.apply(plan.table_changes)
+        """The inputs of a step that is not empty, and whose table changes were adopted."""
         slots = plan.decodes.slots
         return self.inputs(slots, plan.decode_starts, self._slots.last_tokens[slots], plan.chunks)
 
@@ -208,7 +86,7 @@ class StepBuilder:
         last_rows |= {share.slot: row for share, row in zip(short, rows_of_short, strict=True)}
         sampling = [row for share in shares for row in share.sampling()]
         chunk_rows = [last_rows[share.slot] - back for share in shares for back in range(share.num_sampled - 1, -1, -1)]
-        rows = np.concatenate([row_of_single[: len(decodes)], _ints(chunk_rows)])
+        rows = np.concatenate([row_of_single[: len(decodes)], ints(chunk_rows)])
         sampled = shares_of(decodes, starts, sampling)
         order = np.argsort(-sampled.ends, kind="stable")
         sampled = sampled.part(order)
@@ -225,8 +103,8 @@ class StepBuilder:
             sampled=order,
             tiles=self._tiles(ordered, chunks),
             sample_tiles=self._tiles(sampled, _NO_SHARES),
-            adapters=self._adapters_of(slots),
-            sample_adapters=self._adapters_of(sampled.slots),
+            adapters=self._slots.adapters(slots, self._device),
+            sample_adapters=self._slots.adapters(sampled.slots, self._device),
         )
 
     def remember(self, plan: StepPlan, token_ids: Ints) -> None:
@@ -238,9 +116,6 @@ class StepBuilder:
                 newest = num_accepted(chunk.drafts, token_ids[row : row + chunk.num_sampled])
                 self._slots.last_tokens[chunk.slot] = token_ids[row + newest]
             row += chunk.num_sampled
-
-    def _adapters_of(self, slots: Ints) -> StepAdapters | None:
-        return None if self._adapters is None else self._adapters.step(self._slots.adapters[slots], self._device)
 
     def _tiles(self, singles: Shares, chunks: Shares) -> Tiles | None:
         """All rows in pieces that one thread computes: single rows (of a sampling batch, last rows), then chunks."""
@@ -315,26 +190,10 @@ class StepBuilder:
         return sent(torch.from_numpy(values), self._device)
 
 
-def _ints(values: list[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
 def _end(chunk: Share) -> int:
     return chunk.start + chunk.num_tokens
 
 
 def _tokens(chunks: Sequence[Share]) -> Ints:
     """What these chunks compute."""
-    return _ints([token for chunk in chunks for token in chunk.tokens])
-
-
-def shares_of(slots: Ints, starts: Ints, chunks: Sequence[Share]) -> Shares:
-    """Decodes, then chunks."""
-    return Shares(
-        np.concatenate([slots, _ints([chunk.slot for chunk in chunks])]),
-        np.concatenate([starts + 1, _ints([_end(chunk) for chunk in chunks])]),
-        np.concatenate([np.ones_like(starts), _ints([chunk.num_tokens for chunk in chunks])]),
-    )
-
-
-_NO_SHARES = shares_of(NO_POSITIONS, NO_POSITIONS, [])
+    return ints([token for chunk in chunks for token in chunk.tokens])

@@ -13,9 +13,9 @@ from torch.nn.functional import embedding, silu
 from sluice_engine.compute.adapters import StepAdapters
 from sluice_engine.compute.attention import KVCache, attend_chunk, attend_singles
 from sluice_engine.compute.group import Group
-from sluice_engine.compute.inputs import StepInputs
 from sluice_engine.compute.linear import Linear
 from sluice_engine.compute.paged import PagedAttention
+from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.kernels.layers import LayerParts, LayerStack
 from sluice_engine.kernels.library import Blocks, Kernels
 from sluice_engine.model_files.weights import LayerWeights, Weights

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_engine.compute.adapters import AdapterStore, StepAdapters
-from sluice_engine.compute.inputs import Shares, SlotRows, StepInputs, shares_of
+from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.paged_rows import PagedRows
+from sluice_engine.compute.slots import Shares, SlotRows, ints, shares_of
+from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.compute.transfer import sent_together
 from sluice_engine.core.drafts import num_accepted
 from sluice_engine.core.fit import blocks_for
@@ -32,28 +33,16 @@ class DeviceSlots:
         self.tokens = torch.zeros(0, dtype=torch.int64, device=device)
 
     def apply(self, changes: Sequence[TableChange]) -> None:
-        """Write the blocks that slots got."""
+        """Write the blocks that slots got, each slot's once: the order of writes to one place is nobody's promise."""
         if not changes:
             return
-        slots, columns, blocks = (
-            np.concatenate(parts)
-            for parts in zip(
-                *(
-                    (
-                        np.full(len(change.blocks), change.slot, dtype=np.int64),
-                        np.arange(change.first, change.first + len(change.blocks)),
-                        np.array(change.blocks, dtype=np.int64),
-                    )
-                    for change in changes
-                ),
-                strict=True,
-            )
-        )
+        slots = np.repeat([change.slot for change in changes], [len(change.blocks) for change in changes])
+        columns = np.concatenate([np.arange(len(change.blocks)) + change.first for change in changes])
+        blocks = ints([block for change in changes for block in change.blocks])
         most = max(change.slot for change in changes) + 1
         if most > len(self.tables):
             self._grow(max(most, 2 * len(self.tables)))
         at, ids = sent_together([slots * self.tables.shape[1] + columns, blocks], self._device)
-        # A slot that changes hands twice in a step is written in order: the later change stands.
         self.tables.view(-1).index_copy_(0, at, ids.to(torch.int32))
 
     def _grow(self, num_slots: int) -> None:
@@ -68,17 +57,15 @@ class PagedBuilder:
     def __init__(
         self, block_tokens: int, max_length_tokens: int, device: torch.device, adapters: AdapterStore | None = None
     ) -> None:
-        """`adapters`: what plans may name."""
         self._block_tokens = block_tokens
         self._device = device
-        self._adapters = adapters
         self._host = SlotRows(block_tokens, max_length_tokens, adapters)
         self._slots = DeviceSlots(blocks_for(max_length_tokens, block_tokens), device)
 
     def adopt(self, changes: Sequence[TableChange]) -> None:
         """Bring the block tables up to date, also where the step that brings the changes is never built."""
         self._host.apply(changes)
-        # One by one where a slot appears twice: the order of writes to one place within a call is nobody's promise.
+        # A slot that changes hands within a step is written twice, and the later change stands.
         twice = len({change.slot for change in changes}) < len(changes)
         for part in ([change] for change in changes) if twice else [changes]:
             self._slots.apply(part)
@@ -94,8 +81,7 @@ class PagedBuilder:
         slots = np.repeat(rows.slots, rows.counts)
         size = self._block_tokens
         kv_rows = self._host.tables[slots, positions // size] * size + positions % size
-        chunk_tokens = [token for chunk in plan.chunks for token in chunk.tokens]
-        tokens = np.concatenate([np.zeros(num_decodes, dtype=np.int64), np.array(chunk_tokens, dtype=np.int64)])
+        tokens = ints([0] * num_decodes + [token for chunk in plan.chunks for token in chunk.tokens])
         sampled = shares_of(
             plan.decodes.slots, plan.decode_starts, [row for chunk in plan.chunks for row in chunk.sampling()]
         )
@@ -133,8 +119,8 @@ class PagedBuilder:
             sampled=np.arange(len(sampled.slots)),
             tiles=None,
             sample_tiles=None,
-            adapters=self._adapters_of(slots),
-            sample_adapters=self._adapters_of(sampled.slots),
+            adapters=self._host.adapters(slots, self._device),
+            sample_adapters=self._host.adapters(sampled.slots, self._device),
             paged=tuple(part for part in (singles, chunks) if part is not None),
             sample_paged=sampling,
             sampled_slots=sampled_slots,
@@ -151,7 +137,7 @@ class PagedBuilder:
                 slots.append(chunk.slot)
             row += chunk.num_sampled
         if slots:
-            at, ids = sent_together([np.array(slots, dtype=np.int64), token_ids[newest]], self._device)
+            at, ids = sent_together([ints(slots), token_ids[newest]], self._device)
             self._slots.tokens.index_copy_(0, at, ids)
 
     def remember_on_device(self, inputs: StepInputs, token_ids: Tensor) -> None:
@@ -173,6 +159,3 @@ class PagedBuilder:
             tables=self._slots.tables[:, :width].index_select(0, slots),
             max_rows=int(counts.max()),
         )
-
-    def _adapters_of(self, slots: Ints) -> StepAdapters | None:
-        return None if self._adapters is None else self._adapters.step(self._host.adapters[slots], self._device)

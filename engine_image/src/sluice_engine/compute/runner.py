@@ -1,7 +1,7 @@
 """Computes steps with torch: runs a plan's forward pass and samples, and has the other ranks run it too.
 
-Owns the device's memory; what is loaded and how large the pools are is `loading`. It knows no scheduling: blocks, slots
-and order come with the plan. Start with `TorchRunner.load`, then `execute`.
+Owns the device's memory; what is loaded is `loading`'s, how large the pools are and who else computes `assembly`'s. It
+knows no scheduling: blocks, slots and order come with the plan. Start with `TorchRunner.execute`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sluice_engine.calibrate import PREFILL_AXIS
 from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.compute.attention import KVCache
-from sluice_engine.compute.device import dtype_name, free_memory_bytes
-from sluice_engine.compute.graphs import Buffers, DecodeGraphs, Record, recorder
-from sluice_engine.compute.inputs import StepBuilder, StepInputs
+from sluice_engine.compute.device import dtype_name
+from sluice_engine.compute.graphs import Buffers, DecodeGraphs, Record
+from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.loading import Loaded, Opened, out_of_memory
 from sluice_engine.compute.model import Model
 from sluice_engine.compute.paged_inputs import PagedBuilder
-from sluice_engine.compute.pool import NO_RESERVE, Reserve
-from sluice_engine.compute.profile import largest_that_fits
-from sluice_engine.compute.profile import reserve as measured_reserve
-from sluice_engine.compute.ranks import Lost, Ranks
+from sluice_engine.compute.ranks import Ranks
 from sluice_engine.compute.sampler import NOT_FINITE, Sampler, Samples, needs_host
+from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.compute.step_message import StepMessage
 from sluice_engine.compute.synthetic import Pool, first_plan, synthetic_plan
 from sluice_engine.compute.transfer import fetched
-from sluice_engine.config import EngineConfig
 from sluice_engine.core.link import Link
-from sluice_engine.core.loop import RunnerLost
 from sluice_engine.core.plan import NO_POSITIONS, Ints, StepPlan, StepResult
-from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import rows_per_tile
-from sluice_engine.model_files.shard import Shard
 
 log = logging.getLogger(__name__)
-
-# Of the cache over which steps are measured before there is a pool: few, and enough for a batch to read different ones.
-PROFILE_BLOCKS = 64
 
 
 class TorchRunner:
@@ -72,28 +62,14 @@ class TorchRunner:
         self._model = model
         self._cache = cache
         self._host = cache.host_blocks(num_host_blocks) if num_host_blocks else None
-        dtype, device = cache.dtype, cache.device
-        self._device = device
-        shape = model.architecture
-        tile_rows = rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None
-        window = next((window for window in shape.windows(max_length_tokens) if window is not None), None)
-        self.adapters = adapters if adapters is not None else AdapterStore(shape, dtype, device)
-        """What requests may run with beside the model; loaded and dropped by whoever owns their names."""
-        # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
-        self._builder, self._measured = (
-            PagedBuilder(cache.block_tokens, max_length_tokens, device, self.adapters)
-            if model.reads_in_place
-            else StepBuilder(
-                cache.block_tokens,
-                max_length_tokens,
-                dtype,
-                device,
-                tile_rows=tile_rows,
-                window=window,
-                adapters=self.adapters,
-            )
-            for _ in range(2)
+        self._device = cache.device
+        self.adapters = (
+            adapters if adapters is not None else AdapterStore(model.architecture, cache.dtype, cache.device)
         )
+        """What requests may run with beside the model; loaded and dropped by whoever owns their names."""
+        self._builder = _builder(model, cache, max_length_tokens, self.adapters)
+        # Synthetic steps have slots and sampling state of their own: they leave no trace in what is live.
+        self._synthetic = _builder(model, cache, max_length_tokens, self.adapters)
         self._sampler = Sampler()
         self._graphs: DecodeGraphs | None = None
         self.largest_prefill_tokens: int | None = None
@@ -124,58 +100,6 @@ class TorchRunner:
                 max(buckets), self.max_length_tokens, self.block_tokens, cache.scratch_block, self._device
             )
             return DecodeGraphs(lambda inputs: self._model.forward(inputs, cache), buffers, buckets, record)
-
-    @classmethod
-    def load(
-        cls,
-        config: EngineConfig,
-        progress: Callable[[LoadingProgress], None],
-        lost: Lost = lambda _code, _words: None,
-    ) -> TorchRunner:
-        """A runner ready to execute, and with `tensor_parallel` its other ranks.
-
-        `lost` is told, in another thread, when one of those ends: a step may then wait for it for good.
-
-        Raises:
-            ModelUnavailable: missing, damaged, not supported, or too large for the memory.
-            InvalidConfig: the device, type, length or cache that is asked for is not there.
-        """
-        opened = Opened.of(config, Shard(0, config.tensor_parallel))
-        if config.tensor_parallel == 1:
-            loaded = opened.load(progress)
-            progress(LoadingProgress(stage="warmup"))
-            buckets = opened.buckets(loaded.model)
-            largest, reserve = _profile(opened, loaded, buckets)
-            # Again where steps were measured: libraries keep what they took for them.
-            free_bytes = loaded.free_bytes if largest is None else free_memory_bytes(opened.device)
-            runner = cls.of(opened, loaded, opened.pools(free_bytes, reserve))
-            runner.largest_prefill_tokens = largest
-            loaded.adapters.reserved_bytes = reserve.free_bytes
-            if buckets:
-                runner.record(buckets, recorder(opened.device))
-            return runner
-        ranks = Ranks(config, lost)
-        try:
-            ranks.answers()
-            loaded = opened.load(progress, ranks.store)
-            free_bytes = min(loaded.free_bytes, *(free for (free,) in ranks.answers()))
-            sizes = opened.pools(free_bytes)
-            progress(LoadingProgress(stage="warmup"))
-            ranks.tell(sizes)
-            runner = cls.of(opened, loaded, sizes, ranks)
-            runner.rank_bytes = (runner.memory_bytes, *(taken for (taken,) in ranks.answers()))
-        except (RuntimeError, RunnerLost) as error:  # as of a group whose rank has died
-            failure = ranks.failure()
-            ranks.close()
-            if failure is None:
-                raise
-            code, words = failure
-            raise ModelUnavailable(words, code) from error
-        except BaseException:
-            ranks.close()
-            raise
-        log.info("ranks ready", extra={"ranks": config.tensor_parallel, "memory_bytes": list(runner.rank_bytes)})
-        return runner
 
     @classmethod
     def of(cls, opened: Opened, loaded: Loaded, sizes: tuple[int, int], ranks: Ranks | None = None) -> TorchRunner:
@@ -223,7 +147,7 @@ class TorchRunner:
 
     def follow(self, message: StepMessage) -> None:
         """Compute what rank 0 computes now, up to where it samples."""
-        builder = self._measured if message.synthetic else self._builder
+        builder = self._synthetic if message.synthetic else self._builder
         builder.adopt(message.table_changes)
         self._copy(message)
         if len(message.slots) or message.pieces:
@@ -244,9 +168,9 @@ class TorchRunner:
         plan = synthetic_plan(pool, decode_requests, prefill_tokens, context_tokens, start_tokens)
         started = time.perf_counter_ns()
         with torch.inference_mode(), _on(self._device):
-            self._measured.adopt(plan.table_changes)
-            self._tell(plan, self._measured, scratch=True)
-            self._start(plan, self._measured, Sampler(), scratch=True)()
+            self._synthetic.adopt(plan.table_changes)
+            self._tell(plan, self._synthetic, scratch=True)
+            self._start(plan, self._synthetic, Sampler(), scratch=True)()
         return max(1, (time.perf_counter_ns() - started) // 1000)
 
     def first_token(self, prompt: list[int]) -> int:
@@ -260,9 +184,9 @@ class TorchRunner:
         num_tokens = min(len(prompt), self.max_length_tokens, self.num_blocks * self.block_tokens)
         plan = first_plan(prompt[:num_tokens], self.block_tokens)
         with torch.inference_mode(), _on(self._device):
-            self._measured.adopt(plan.table_changes)
-            self._tell(plan, self._measured)
-            result = self._start(plan, self._measured, Sampler())()
+            self._synthetic.adopt(plan.table_changes)
+            self._tell(plan, self._synthetic)
+            result = self._start(plan, self._synthetic, Sampler())()
         if result.errors:
             raise ModelUnavailable(
                 f"the first token fails: {result.errors[0]}; the weights are damaged, or too large for "
@@ -294,7 +218,7 @@ class TorchRunner:
         if self._ranks is not None:
             assert isinstance(builder, StepBuilder), "one rank of several reads the cache in place"
             last_tokens = builder.last_tokens(plan.decodes.slots)
-            self._ranks.tell(StepMessage.of(plan, last_tokens, synthetic=builder is self._measured, scratch=scratch))
+            self._ranks.tell(StepMessage.of(plan, last_tokens, synthetic=builder is self._synthetic, scratch=scratch))
 
     def _copy(self, step: StepPlan | StepMessage) -> None:
         if self._host is not None:
@@ -347,6 +271,24 @@ class TorchRunner:
         return sampler.sample(logits, [rows[row] for row in order.tolist()])
 
 
+def _builder(
+    model: Model, cache: KVCache, max_length_tokens: int, adapters: AdapterStore
+) -> StepBuilder | PagedBuilder:
+    """Inputs as the model's attention takes them."""
+    if model.reads_in_place:
+        return PagedBuilder(cache.block_tokens, max_length_tokens, cache.device, adapters)
+    shape = model.architecture
+    return StepBuilder(
+        cache.block_tokens,
+        max_length_tokens,
+        cache.dtype,
+        cache.device,
+        tile_rows=rows_per_tile(shape.num_heads // shape.num_kv_heads) if model.has_kernels else None,
+        window=next((window for window in shape.windows(max_length_tokens) if window is not None), None),
+        adapters=adapters,
+    )
+
+
 def _result(step: int, token_ids: Tensor) -> StepResult:
     """Of tokens that came without waiting: below 0 there is none."""
     found: Ints = token_ids.numpy().copy()
@@ -358,35 +300,3 @@ def _result(step: int, token_ids: Tensor) -> StepResult:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """Kernels and events of other libraries go where the thread's current device is."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _profile(opened: Opened, loaded: Loaded, buckets: tuple[int, ...]) -> tuple[int | None, Reserve]:
-    """Prefill tokens of the largest step that fits on a GPU, and what it takes; a CPU's memory is not measured.
-
-    Raises:
-        ModelUnavailable: not even a small step fits.
-    """
-    if opened.device.type != "cuda":
-        return None, NO_RESERVE
-    runner = TorchRunner.of(opened, loaded, (PROFILE_BLOCKS, 0))
-    decodes = opened.most_decodes
-
-    def run(tokens: int) -> None:
-        runner.measure(decodes, tokens, decodes)
-
-    try:
-        largest = largest_that_fits(run, min(PREFILL_AXIS[-1], opened.max_length_tokens))
-        record = recorder(opened.device)  # one for all: they share its memory
-        reserve = measured_reserve(
-            lambda: run(largest),
-            lambda size: runner.recorded((size,), record),
-            buckets,
-            opened.device,
-        )
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory(opened.path, error) from error
-    log.info(
-        "step memory measured",
-        extra={"prefill_tokens": largest, "step_bytes": reserve.step_bytes, "graph_bytes": reserve.graph_bytes},
-    )
-    return largest, reserve
