@@ -18,8 +18,9 @@ from sluice_engine.core.request import Outcome
 from sluice_engine.errors import DeadlineMissed, InvalidRequest
 from sluice_engine.protocol.structure import Structure
 from sluice_engine.serving.output import ChoiceOutput
-from sluice_engine.text import grammars as module
-from sluice_engine.text.grammars import Grammars, TokenConstraint
+from sluice_engine.text import grammar_compiler as module
+from sluice_engine.text.grammar_compiler import TokenConstraint
+from sluice_engine.text.grammars import Grammars
 
 TOKENIZER = tiny_tokenizer()
 

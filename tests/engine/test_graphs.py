@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from engine.reference import Reference, greedy, outputs, run
 from engine.scripted import plan_of
 from sluice_engine.compute.attention import KVCache
+from sluice_engine.compute.draw import keep_top_p, keep_top_p_unseen
 from sluice_engine.compute.graphs import Forward, bucket_of, decode_buckets
 from sluice_engine.compute.model import Model
 from sluice_engine.compute.paged import GatheredAttention
 from sluice_engine.compute.runner import TorchRunner
-from sluice_engine.compute.sampler import NOT_FINITE, Sampler, _keep_top_p, _keep_top_p_unseen
+from sluice_engine.compute.sampler import NOT_FINITE, Sampler
 from sluice_engine.core.plan import DecodeBatch, ScheduledRequest, StepPlan, StepResult
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.model_files.weights import load, open_tensors
@@ -187,8 +188,8 @@ def test_both_ways_to_keep_the_likeliest_keep_the_same() -> None:
     probabilities[2, :4] = 0.25
     shares = [0.1, 0.5, 0.6, 1.0, 0.99, 1e-6]
     one, other = probabilities.clone(), probabilities.clone()
-    _keep_top_p(one, shares)
-    _keep_top_p_unseen(other, shares)
+    keep_top_p(one, shares)
+    keep_top_p_unseen(other, shares)
     assert torch.equal(one, other)
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.scripted import SampledToken
-from sluice_engine.compute.sampler import Sampler, Samples, exponentials, keys_of
+from sluice_engine.compute.draw import exponentials, keys_of
+from sluice_engine.compute.sampler import Sampler, Samples
 from sluice_engine.core.plan import ScheduledRequest
 from sluice_engine.core.request import Request, SamplingParams
 

@@ -17,7 +17,7 @@ from sluice_engine.protocol.structure import Structure
 from sluice_engine.protocol.tools import Tool, ToolUse
 from sluice_engine.serving.chat_prompt import chat_prompt
 from sluice_engine.text.chat_template import ChatTemplate
-from sluice_engine.text.grammars import _begun, _tokens
+from sluice_engine.text.grammar_compiler import compile_grammar, vocabulary
 from sluice_engine.text.tokenizer import Tokenizer, load_tokenizer
 from sluice_engine.text.tool_format import ToolFormat, ToolTemplate, tool_format
 from sluice_engine.text.tool_grammar import tool_grammar
@@ -232,7 +232,7 @@ def held(source: str, use: ToolUse, *special: str, answer: Structure | None = No
     assert isinstance(tokenizer.tools, ToolTemplate)
     structure = tool_grammar(tokenizer.tools.form, tokenizer.tools.special, use, answer)
     assert structure is not None
-    matcher = _begun(_tokens(tokenizer, tokenizer.vocab_size), structure)
+    matcher = compile_grammar(vocabulary(tokenizer, tokenizer.vocab_size), structure)
     assert not isinstance(matcher, str), matcher
     return tokenizer, matcher
 
@@ -332,7 +332,7 @@ def test_a_schema_that_cannot_be_followed_is_named(parameters: dict[str, object]
     structure = tool_grammar(HERMES, {}, using(WEATHER, Tool("b", None, parameters), required=True))
     assert structure is not None
     tokenizer = tool_tokenizer(templates.HERMES)
-    problem = _begun(_tokens(tokenizer, tokenizer.vocab_size), structure)
+    problem = compile_grammar(vocabulary(tokenizer, tokenizer.vocab_size), structure)
     assert isinstance(problem, str)
     assert says in problem
 

@@ -7,7 +7,7 @@ from sluice_engine.core.plan import Logprob
 from sluice_engine.core.request import Outcome, Request
 from sluice_engine.errors import DeadlineMissed, EngineNotReady, InvalidRequest, RequestError, RequestFailed
 from sluice_engine.protocol.reply import FinishReason, Piece, RankedToken, TokenLogprob, ToolCallDelta
-from sluice_engine.text.grammars import TokenConstraint
+from sluice_engine.text.grammar_compiler import TokenConstraint
 from sluice_engine.text.tokenizer import Tokenizer
 from sluice_engine.text.tool_calls import ToolCalling, ToolCallReader
 
