@@ -35,6 +35,7 @@ def whole(*, ttft_us: int = 1_000_000, gaps_us: list[int] | None = None, tokens:
         latency_us=ttft_us + sum(gaps_us),
         prompt_tokens=10,
         output_tokens=tokens,
+        is_counted=True,
     )
 
 
@@ -172,11 +173,28 @@ async def test_a_stream_is_timed_event_by_event_and_counted_by_its_usage() -> No
     await one(handler, ignore_eos=True)
 
     assert answer.is_whole
+    assert answer.is_counted
     assert answer.ttft_us is not None
     assert (len(answer.gaps_us), answer.prompt_tokens, answer.output_tokens) == (1, 7, 2)
     assert answer.latency_us >= answer.ttft_us + answer.gaps_us[0]
     assert (bodies[0]["max_tokens"], bodies[0]["stream"], bodies[0]["model"]) == (5, True, "tiny")
     assert ("ignore_eos" in bodies[0], bodies[1]["ignore_eos"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param('{"choices": {}, "usage": null}', id="choices-that-are-no-list"),
+        pytest.param('{"choices": [7], "usage": [1]}', id="a-choice-that-is-no-object"),
+        pytest.param('{"choices": [{"delta": "a"}]}', id="a-delta-that-is-text"),
+        pytest.param('{"usage": {"prompt_tokens": "many", "completion_tokens": {}}}', id="counts-that-are-none"),
+    ],
+)
+async def test_a_server_that_tells_no_tokens_is_measured_by_its_events(odd: str) -> None:
+    answer = await one(lambda request: stream(request, event("a"), odd, event("b"), event("c"), "[DONE]"))
+
+    assert (answer.is_whole, answer.is_counted) == (True, False)
+    assert (answer.prompt_tokens, answer.output_tokens, len(answer.gaps_us)) == (0, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -296,17 +314,23 @@ async def run(*arguments: str) -> tuple[int, str]:
 
 
 async def test_the_command_prints_what_clients_saw_and_how_much_was_good() -> None:
+    turn = itertools.count()
+
     async def handler(request: web.Request) -> web.StreamResponse:
-        assert request.headers["x-team"] == "blue"
-        return await stream(request, event("a"), event("b"), USAGE, "[DONE]")
+        if request.headers["x-team"] == "red" and next(turn) % 5 == 0:
+            return web.Response(status=500)
+        counts = [USAGE] if request.headers["x-team"] == "blue" else []
+        return await stream(request, event("a"), event("b"), *counts, "[DONE]")
 
     async with serving(handler) as url:
-        arguments = (url, "--requests", "5", "--clients", "2", "--header", "X-Team: blue", "--ttft", "60s")
-        code, text = await run(*arguments, "--itl", "60s")
-        as_json, document = await run(*arguments, "--itl", "60s", "--json")
-        too_slow, _ = await run(*arguments[:-1], "1ms", "--itl", "60s", "--model", "tiny")
+        arguments = (url, "--requests", "5", "--clients", "2", "--ttft", "60s", "--itl", "60s", "--header")
+        code, text = await run(*arguments, "X-Team: blue")
+        as_json, document = await run(*arguments, "X-Team: blue", "--json")
+        one_failed, uncounted = await run(*arguments, "X-Team: red", "--model", "tiny")
+        enough, _ = await run(*arguments, "X-Team: red", "--percent", "80")
 
-    assert (code, as_json, too_slow) == (0, 0, 1)
+    assert (code, as_json, one_failed, enough) == (0, 0, 1, 0)
+    assert "4 answers came without their tokens' number: an event counts as one" in uncounted
     assert text.startswith("5 of 5 requests answered in")
     assert "good          5 of 5 (100.0 %): first token within 60000 ms, 99 % of its gaps within 60000 ms" in text
     assert json.loads(document)["good"] == 5

@@ -29,6 +29,8 @@ class Answer:
     """From the attempt that was answered to the end of the answer."""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    is_counted: bool = False
+    """Whether the server told its tokens; else each event with text is taken for one, and the prompt for none."""
 
     @property
     def is_whole(self) -> bool:
@@ -79,6 +81,8 @@ class Figures:
     """Requests that were refused at their last attempt, by code."""
     failed: dict[str, int]
     """Requests that ended otherwise than whole or refused, by what happened."""
+    uncounted: int
+    """Whole answers whose server told no tokens: theirs are events, of which each may hold several."""
     requests_per_s: float
     output_tokens_per_s: float
     prompt_tokens_per_s: float
@@ -104,6 +108,7 @@ def figures(answers: Sequence[Answer], seconds: float, promise: Promise | None =
         attempts=sum(answer.attempts for answer in answers),
         refused=dict(Counter(answer.code for answer in broken if answer.is_refused)),
         failed=dict(Counter(answer.code for answer in broken if not answer.is_refused)),
+        uncounted=sum(not answer.is_counted for answer in whole),
         requests_per_s=round(len(whole) * per_s, 3),
         output_tokens_per_s=round(sum(answer.output_tokens for answer in whole) * per_s, 1),
         prompt_tokens_per_s=round(sum(answer.prompt_tokens for answer in whole) * per_s, 1),

@@ -213,19 +213,23 @@ async def _follow(response: aiohttp.ClientResponse, answer: Answer, started_us: 
         if event.get("error"):
             answer.code = _error_code(payload) or "stream_error"
         elif _has_text(event):
+            if not answer.is_counted:
+                answer.output_tokens += 1
             if last_us is None:
                 answer.ttft_us = now_us - started_us
             else:
                 answer.gaps_us.append(now_us - last_us)
             last_us = now_us
-        if isinstance(usage := event.get("usage"), dict):
-            answer.prompt_tokens = int(usage.get("prompt_tokens") or 0)
-            answer.output_tokens = int(usage.get("completion_tokens") or 0)
+        match event.get("usage"):
+            case {"prompt_tokens": int(prompt_tokens), "completion_tokens": int(output_tokens)}:
+                answer.prompt_tokens, answer.output_tokens, answer.is_counted = prompt_tokens, output_tokens, True
 
 
 def _has_text(event: Mapping[str, Any]) -> bool:
-    delta = choices[0].get("delta") or {} if (choices := event.get("choices")) else {}
-    return any(delta.get(part) for part in ("content", "reasoning_content", "tool_calls", "refusal"))
+    match event:
+        case {"choices": [{"delta": dict(delta)}, *_]}:
+            return any(delta.get(part) for part in ("content", "reasoning_content", "tool_calls", "refusal"))
+    return False
 
 
 def _json_object(payload: bytes) -> dict[str, Any]:

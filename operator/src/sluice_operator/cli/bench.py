@@ -167,6 +167,8 @@ def _lines(found: Figures, promise: Promise | None) -> Iterator[str]:
         f"{'a second':<14}{found.requests_per_s:.2f} requests, {found.output_tokens_per_s:.1f} output tokens, "
         f"{found.prompt_tokens_per_s:.1f} prompt tokens"
     )
+    if found.uncounted:
+        yield f"{'':<14}{found.uncounted} answers came without their tokens' number: an event counts as one"
     rows: list[tuple[str, Spread | None]] = [
         ("first token", found.ttft_ms),
         ("gaps", found.gap_ms),
