@@ -8,6 +8,7 @@ import pickle
 import random
 import re
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from engine.reference import Reference, greedy, outputs, run
 from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.loading import Opened
 from sluice_engine.compute.ranks import Ranks, ending
+from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.step_message import Share, StepMessage
 from sluice_engine.config import AdaptersConfig, AdapterSource, CacheConfig, EngineConfig, ModelConfig, ModelSource
 from sluice_engine.core.loop import RunnerFailed
@@ -78,6 +80,9 @@ def two(tiny: Path, folder: Path) -> Iterator[Engine]:
     engine = Engine(tiny, 2, folder)
     yield engine
     engine.runner.close()
+    assert not engine.lost, "an end that was asked for is no loss"
+    assert all(gone(pid) for pid in engine.pids)
+    assert not (folder / "s.ranks").exists()
 
 
 def _prompt(seed: int, length: int) -> list[int]:
@@ -110,53 +115,47 @@ class TestTwoRanks:
             assert scheduler.preemptions_total
 
 
+class Killing:
+    """A runner one of whose other ranks dies before its fifth step."""
+
+    def __init__(self, runner: TorchRunner, pid: int) -> None:
+        self._runner = runner
+        self._pid = pid
+        self._steps = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._runner, name)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._steps += 1
+        if self._steps == 5:
+            os.kill(self._pid, signal.SIGKILL)
+        return self._runner.execute(plan)
+
+
 @pytest.mark.slow
-def test_four_ranks_say_what_one_says(
+def test_four_ranks_say_what_one_says_until_one_of_them_dies_which_ends_the_engine_with_its_name(
     tiny: Path, reference: Reference, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without own kernels; the last rank has 65 rows of the head, the others 66."""
+    """Without own kernels; the last rank has 65 rows of the head, the others 66. One start for both: it takes long."""
     monkeypatch.setenv(SWITCH, "off")
     engine = Engine(tiny, 4, folder)
     requests = [greedy(str(i), _prompt(i, length), max_tokens=16) for i, length in enumerate((1, 17, 60))]
     run(engine.runner, requests, chunk=16)
-    engine.runner.close()
 
     for i, (request, output) in enumerate(zip(requests, outputs(requests), strict=True)):
         reference.assert_greedy(_prompt(i, request.num_prompt), output)
-    assert all(gone(pid) for pid in engine.pids)
-    assert not engine.lost, "an end that was asked for is no loss"
     assert len(engine.runner.rank_bytes) == 4
-    assert not (folder / "s.ranks").exists()
-
-
-@pytest.mark.slow
-def test_a_rank_killed_in_mid_step_ends_the_engine_with_its_name(tiny: Path, folder: Path) -> None:
-    engine = Engine(tiny, 2, folder)
-    (pid,) = engine.pids
-
-    class Killing:
-        """A runner whose other rank dies before its fifth step."""
-
-        steps = 0
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(engine.runner, name)
-
-        def execute(self, plan: StepPlan) -> StepResult:
-            self.steps += 1
-            if self.steps == 5:
-                os.kill(pid, signal.SIGKILL)
-            return engine.runner.execute(plan)
 
     requests = [greedy(str(i), _prompt(i, 20), max_tokens=64) for i in range(3)]
-    words = f"rank 1 of 2 (process {pid}) was killed by SIGKILL"
+    words = f"rank 2 of 4 (process {engine.pids[1]}) was killed by SIGKILL"
     with pytest.raises(RunnerFailed, match=re.escape(words)) as caught:
-        run(Killing(), requests)  # type: ignore[arg-type]  # it is one in all that is asked of it
+        run(Killing(engine.runner, engine.pids[1]), requests)  # type: ignore[arg-type]  # it is one in all that is asked of it
     engine.runner.close()
 
     assert [emission.outcome for emission in caught.value.emissions] == [Outcome.FAILED] * 3
     assert engine.lost == [("RankFailed", words)]
-    assert gone(pid)
+    assert all(gone(pid) for pid in engine.pids)
 
 
 def gone(pid: int) -> bool:
@@ -191,6 +190,58 @@ def test_a_rank_that_dies_while_the_ranks_meet_is_named(
     monkeypatch.setattr(Opened, "load", broken)
     with pytest.raises(ModelUnavailable, match=r"rank 1 of 2 \(process \d+\) ended with status 1"):
         Engine(tiny, 2, folder)
+
+
+# A rank that says that a step failed, and ends; and one that dies after that, or lives on.
+_RANK = """#!{python}
+import os, signal, sys
+from multiprocessing.connection import Connection
+pipe = Connection(int(sys.argv[-1]))
+rank = pipe.recv()[0]
+if rank == 1:
+    gone = os.open("{fifo}", os.O_WRONLY) if {dies} else None
+    pipe.send(("failed", "RankFailed", "rank 1 failed: RuntimeError: connection closed by peer"))
+    os._exit(1)
+if {dies}:
+    os.read(os.open("{fifo}", os.O_RDONLY), 1)  # until the other has said so, and is gone
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    pipe.recv()
+except EOFError:
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("dies", "says"),
+    [
+        pytest.param(True, r"rank 2 of 3 \(process \d+\) was killed by SIGKILL", id="another's death"),
+        pytest.param(False, "rank 1 failed: RuntimeError: connection closed by peer", id="its own failure"),
+    ],
+)
+def test_a_rank_that_failed_by_another_s_death_is_not_named_for_it(
+    tiny: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, says: str, *, dies: bool
+) -> None:
+    fifo, program = folder / f"fifo-{dies}", folder / f"rank-{dies}"
+    os.mkfifo(fifo)
+    program.write_text(_RANK.format(python=sys.executable, fifo=fifo, dies=dies))
+    program.chmod(0o700)
+    model = ModelConfig(source=ModelSource(path=str(tiny)), served_name="test")
+    config = EngineConfig(model=model, tensor_parallel=3, socket_path=str(folder / "s"))
+    lost: list[tuple[str, str]] = []
+    told = threading.Event()
+    monkeypatch.setattr("sys.executable", str(program))
+
+    def tell(code: str, words: str) -> None:
+        lost.append((code, words))
+        told.set()
+
+    ranks = Ranks(config, tell)
+    assert told.wait(60)
+    ranks.close()
+    ((code, words),) = lost
+    assert code == "RankFailed"
+    assert re.fullmatch(says, words)
 
 
 async def test_an_engine_that_lost_a_rank_fails_though_its_thread_is_stuck() -> None:

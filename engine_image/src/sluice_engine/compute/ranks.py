@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 # A rank whose pipe has ended is gone, or about to be.
 _EXIT_S = 5.0
-# What fails because a rank died fails a moment before or after that is known.
+# What fails because a rank died fails a moment before or after that is known: here, and on other ranks, which say so.
 _WORDS_S = 2.0
+_CAUSE_S = 1.0
 
 Lost = Callable[[str, str], None]
 """Told the code and the sentence of what ended a rank, in a thread of its own."""
@@ -148,18 +149,29 @@ class Ranks:
 
     def _watch_all(self) -> None:
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes, 1)}
+        # A rank that failed in a step may have failed by another's death: that one has the word, if it comes in time.
+        reports: dict[int, tuple[str, str]] = {}
         while ranks and not self._closing:
-            for pipe in wait(list(ranks)):
+            ready = wait(list(ranks), _CAUSE_S if reports else None)
+            if not ready:
+                break
+            for pipe in ready:
                 assert isinstance(pipe, Connection)
                 try:
                     kind, *words = pipe.recv()
                 except (OSError, EOFError):
-                    self._ended(ranks.pop(pipe))
+                    rank = ranks.pop(pipe)
+                    if rank not in reports:
+                        self._ended(rank)
                     continue
-                if kind == "failed":
-                    self._fail(words[0], words[1])
-                else:
+                if kind != "failed":
                     self._answers[ranks[pipe] - 1].put(words)
+                elif words[0] == "RankFailed":
+                    reports[ranks[pipe]] = words[0], words[1]
+                else:
+                    self._fail(words[0], words[1])
+        if reports and not self._closing:
+            self._fail(*next(iter(reports.values())))
 
     def _ended(self, rank: int) -> None:
         if self._closing:
