@@ -224,22 +224,26 @@ async def test_a_client_that_leaves_the_door_makes_room_for_the_next(engine: Scr
         assert len(engine.bodies) == 5
 
 
-async def test_a_reader_that_stalls_is_cut_and_its_request_aborted(engine: ScriptedEngine, socket_dir: Path) -> None:
-    engine.script = Script(tokens=100_000, text="tok" * 1_000)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reader_that_stalls_is_cut_and_its_request_given_up(
+    engine: ScriptedEngine, socket_dir: Path, *, stream: bool
+) -> None:
+    engine.script = Script(tokens=100_000 if stream else 5_000, text="tok" * 1_000)
     async with running_gate(engine, socket_dir, stall_timeout_us=100_000) as gate:
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, (gate.host, gate.port))
-        body = b'{"messages": [], "max_tokens": 2, "stream": true}'
+        body = b'{"messages": [], "max_tokens": 2, "stream": %s}' % (b"true" if stream else b"false")
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
         await loop.sock_sendall(sock, head + body)
 
-        await until(lambda: engine.aborted == 1)
+        await until(lambda: outcomes(gate) == {"stalled": 1})
 
         await empty(gate.gate)
-        assert outcomes(gate) == {"stalled": 1}
+        await until(lambda: not engine.active)
+        assert engine.aborted == stream, "a whole answer had been made before"
         sock.close()
 
 
