@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from page import code, flat, table
+from page import code, flat, pattern, table
 
 Schema = dict[str, Any]
 
@@ -124,8 +124,8 @@ def _bounds(field: Schema) -> str:
         found.append(f"at least {low:,}")
     elif high is not None:
         found.append(f"at most {high:,}")
-    if "pattern" in field:
-        found.append(f"`{flat(field['pattern'])}`")
+    if text := pattern(field):
+        found.append(f"`{flat(text)}`")
     for key, words in (
         ("minLength", "at least {} characters"),
         ("maxLength", "at most {} characters"),

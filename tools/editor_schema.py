@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from page import pattern
+
 Schema = dict[str, Any]
 
 _KEPT = (
-    "type", "description", "default", "enum", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems",
+    "type", "description", "default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems",
     "maxItems", "maxProperties", "required", "format", "anyOf",
 )  # fmt: skip
 # What the API server's own type of metadata takes is long; what our rule on the name says is short.
@@ -47,6 +49,8 @@ def editor_schema(crd: dict[str, Any]) -> str:
 
 def _translated(node: Schema) -> Schema:
     result = {key: node[key] for key in _KEPT if key in node}
+    if text := pattern(node):
+        result["pattern"] = text
     if "properties" in node:
         result["properties"] = {name: _translated(child) for name, child in node["properties"].items()}
     if "items" in node:

@@ -8,7 +8,7 @@ import pytest
 
 from sluice_operator.resource.cel import CelError, compile_rule
 
-SELF = {"a": 7, "text": "abc", "list": [1, 2], "nested": {"b": "x"}, "wait": "1500ms"}
+SELF = {"a": 7, "text": "abc", "list": [1, 2], "nested": {"b": "x"}, "wait": "1500ms", "flag": True}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,8 @@ SELF = {"a": 7, "text": "abc", "list": [1, 2], "nested": {"b": "x"}, "wait": "15
         pytest.param("self.missing == 1 || true", True, id="a decisive right side outweighs a failed left one"),
         pytest.param("self.missing == 1 && false", False, id="also for a conjunction"),
         pytest.param(r"'it\'s'", "it's", id="escaped quotes"),
+        pytest.param("type(self.a) == int && type(self.text) == string", True, id="types"),
+        pytest.param("type(self.a) == string || type(self.flag) == int", False, id="a boolean is no number"),
     ],
 )
 def test_it_evaluates(source: str, value: Any) -> None:

@@ -62,8 +62,10 @@ def test_the_measured_cost_lets_everything_else_pass(space: Space) -> None:
     assert REFUSED in space.refusal(service(9000, "1ms"))
 
 
-# Every text with a pattern of its own that a rule reads too.
+# Every text that has to match a pattern and is read by a rule beside it, and every quantity.
 MALFORMED: list[tuple[str, Object]] = [
+    ("cache.capacity", {"cache": {"capacity": "0"}}),
+    ("cache.hostSwapCapacity", {"cache": {"capacity": "1Gi", "hostSwapCapacity": "1.5Gi"}}),
     ("slo.interTokenLatency", {"slo": {"interTokenLatency": "150"}}),
     ("slo.timeToFirstToken", {"slo": {"timeToFirstToken": "soon"}}),
     ("scheduling.agingInterval", {"scheduling": {"agingInterval": "1d"}}),
@@ -81,9 +83,20 @@ def test_a_malformed_value_is_told_once_and_plainly(space: Space) -> None:
         refusal = space.refusal(service(3001, **spec))
 
         assert f"spec.{field}: Invalid value" in refusal, refusal
-        assert f"spec.{field} in body should match" in refusal, refusal
+        assert f"{field} must be a " in refusal, "a sentence, and no pattern"
         assert "<nil>" not in refusal, refusal
         assert refusal.count("Invalid value") == 1, f"more than one message: {refusal}"
+
+
+@pytest.mark.parametrize("nothing", [0, "0", "0Gi"])
+def test_no_room_for_preempted_requests_is_accepted_as_none(space: Space, nothing: int | str) -> None:
+    cache = {"capacity": "1Gi", "hostSwapCapacity": nothing}
+    space.apply(service(cache=cache, scheduling={"preemption": {"resume": "Recompute"}}))
+
+    refusal = space.refusal(service(cache=cache, scheduling={"preemption": {"resume": "Swap"}}))
+    space.apply(service(cache={**cache, "hostSwapCapacity": "8Gi"}, scheduling={"preemption": {"resume": "Swap"}}))
+
+    assert "cache.hostSwapCapacity must be set when scheduling.preemption.resume is Swap" in refusal
 
 
 def test_explain_reads_well(space: Space) -> None:

@@ -52,7 +52,9 @@ _METHODS: dict[str, Callable[..., Any]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "duration": lambda text: Duration(parse_duration_us(text, "duration")),
     "size": len,
+    "type": type,
 }
+_TYPES: dict[str, type] = {"int": int, "string": str}
 
 
 @functools.cache
@@ -158,6 +160,8 @@ class _Parser:
             raise CelError(f"unexpected {text!r} in {self.source!r}")
         if self.take("("):
             return self.call(text)
+        if (kind_of_value := _TYPES.get(text)) is not None:
+            return lambda _: kind_of_value
         return lambda names: _select(names, text)
 
     def call(self, name: str) -> Node:

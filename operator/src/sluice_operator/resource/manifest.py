@@ -21,6 +21,7 @@ from sluice_operator.errors import InvalidManifest, InvalidSpec
 from sluice_operator.resource import plain_yaml, schema
 from sluice_operator.resource.parsing import parse
 from sluice_operator.resource.spec import ServiceSpec
+from sluice_operator.resource.units import quantity_bytes
 
 _CRD_NAME = "inferenceservices.sluice.dev.yaml"
 _KIND = "InferenceService"
@@ -126,7 +127,7 @@ def check(document: dict[str, Any], where: str) -> dict[str, Any]:
     wrong = list(_metadata_problems(named))
     defaulted: dict[str, Any] = schema.with_defaults(found, {**document, "metadata": named})
     broken = schema.problems(found, defaulted)
-    wrong += broken or list(_variable_problems(defaulted))
+    wrong += broken or [*_variable_problems(defaulted), *_quantity_problems(defaulted)]
     if wrong:
         raise InvalidManifest(_named(where, metadata), wrong)
     return defaulted
@@ -163,6 +164,15 @@ def _variable_problems(body: dict[str, Any]) -> Iterator[str]:
             yield f"{field}.value: Invalid value: {_short(value)}: must be a string: write it in quotes"
         elif "\0" in value:
             yield f"{field}.value: Invalid value: {_short(value)}: must not hold a NUL character"
+
+
+def _quantity_problems(body: dict[str, Any]) -> Iterator[str]:
+    """Quantities that the pods would be refused with: the schema takes any text, since a rule on each is too dear."""
+    for kind in ("requests", "limits"):
+        for name, value in body["spec"]["resources"].get(kind, {}).items():
+            if quantity_bytes(str(value)) is None:
+                field = f"spec.resources.{kind}.{name}"
+                yield f"{field}: Invalid value: {_short(value)}: must be a quantity: write for example 500m, 2 or 8Gi"
 
 
 def _short(value: object) -> str:

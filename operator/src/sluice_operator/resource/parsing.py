@@ -74,7 +74,7 @@ def _parse(body: Json) -> ServiceSpec:
         if accelerator["resourceName"] in spec["resources"].get(kind, {}):
             problem = f"must not name {accelerator['resourceName']}: accelerator.count asks for it"
             raise InvalidSpec(f"spec.resources.{kind}", problem)
-    capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity")
+    capacity, swap = cache.get("capacity"), cache.get("hostSwapCapacity", 0)
     served_name = model.get("servedName", metadata["name"])
     engine_model = ModelConfig(
         source=parse_source(model["source"]),
@@ -116,7 +116,7 @@ def _parse(body: Json) -> ServiceSpec:
             memory_percent=cache["memoryPercent"],
             capacity_bytes=None if capacity is None else parse_quantity_bytes(capacity, "spec.cache.capacity"),
             prefix_caching=cache["prefixCaching"],
-            host_swap_bytes=None if swap is None else parse_quantity_bytes(swap, "spec.cache.hostSwapCapacity"),
+            host_swap_bytes=parse_quantity_bytes(swap, "spec.cache.hostSwapCapacity") or None,
         ),
         live=LiveConfig(
             slo=SLOConfig(

@@ -11,7 +11,8 @@ _DURATION_PART = re.compile(r"([0-9]+)(h|ms|m|s)")
 _MICROSECONDS = {"h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000}
 
 _QUANTITY = re.compile(r"([0-9]+)(k|M|G|T|Ki|Mi|Gi|Ti)?")
-_ANY_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|(m|[kMGTPE]|[KMGTPE]i))?")
+_ANY_QUANTITY = re.compile(r"\+?([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE]([+-]?[0-9]{1,2})|([num]|[kMGTPE]|[KMGTPE]i))?")
+_BELOW_ONE = {"n": 1e-9, "u": 1e-6, "m": 1e-3}
 _BYTES: dict[str | None, int] = {
     None: 1,
     **{suffix: 1000 ** (i + 1) for i, suffix in enumerate("kMGTPE")},
@@ -61,5 +62,5 @@ def quantity_bytes(text: str) -> int | None:
     if match is None:
         return None
     number, exponent, suffix = match.groups()
-    factor = 10.0 ** int(exponent) if exponent else 0.001 if suffix == "m" else _BYTES[suffix]
+    factor = 10.0 ** int(exponent) if exponent else _BELOW_ONE.get(suffix) or _BYTES[suffix]
     return int(float(number) * factor)
