@@ -281,7 +281,7 @@ def test_loading_tells_how_far_it_is(tiny: Path) -> None:
 def test_a_model_in_the_making_holds_one_layer_unpacked_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice_engine.compute.model._KEEP_ROWS_UP_TO_BYTES", 0)
+    monkeypatch.setattr("sluice_engine.compute.model.KEEP_ROWS_UP_TO_BYTES", 0)
     path = make_tiny_llama(tmp_path / "model", num_layers=5)
     weights = load(open_tensors(path), torch.float32, torch.device("cpu"), lambda _: None)
     held: list[weakref.ref[torch.Tensor]] = []

@@ -109,7 +109,7 @@ ON_CPU = {"accelerator": {"count": 0}, "cache": {"capacity": "2Gi"}}
     [
         pytest.param(
             {**ON_CPU, "resources": {"limits": {"memory": "1.5Gi"}}},
-            ["limits.memory is 1,536 MiB", "512 MiB too little for", "cache.capacity 2,048 MiB"],
+            ["limits.memory is 1,536 MiB", "862 MiB too little for", "cache.capacity 2,048 MiB + the engine"],
             id="the cache alone",
         ),
         pytest.param(
@@ -134,13 +134,14 @@ def test_check_says_no_to_a_memory_limit_below_what_the_manifest_puts_there(
     assert ("limits.memory" in out) is bool(says)
 
 
-def test_check_counts_the_weights_of_a_model_that_is_here(
+def test_check_counts_the_files_of_another_engines_model_that_is_here(
     capsys: pytest.CaptureFixture[str], manifest_file: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     with (tmp_path / "model.safetensors").open("wb") as weights:
         weights.truncate(2 << 30)
-    file = manifest_file({**ON_CPU, "resources": {"limits": {"memory": "3Gi"}}})
+    other = {"runtime": {"type": "VLLM", "image": "vllm:1"}, "model": {"source": {"image": {"path": "/m"}}}}
+    file = manifest_file({**ON_CPU, **other, "resources": {"limits": {"memory": "3Gi"}}})
 
     code, out, _ = run(capsys, "check", file, "--model", str(tmp_path), "--json")
 

@@ -87,7 +87,7 @@ class Opened:
         tensors = open_tensors(path)
         architecture = tensors.architecture
         shard.check(architecture)
-        max_length = _max_length(config.model.max_length_tokens, architecture)
+        max_length = architecture.request_length_tokens(config.model.max_length_tokens)
         check_quantization(config.model.quantization, shard.of(architecture), device)
         free_bytes = free_memory_bytes(device)
         _check_memory(path, architecture, dtype, free_bytes // (shard.size if device.type == "cpu" else 1), shard)
@@ -226,14 +226,6 @@ def _kernels(shape: Architecture, dtype: torch.dtype, device: torch.device) -> K
         return load_kernels(cpu_flags(), dtype)
     log.info("kernels: none: %s", reason)
     return reason
-
-
-def _max_length(wanted: int | None, architecture: Architecture) -> int:
-    if wanted is not None and wanted > architecture.max_length_tokens:
-        raise InvalidConfig(
-            "model.max_length_tokens", f"is {wanted}; the model's own length is {architecture.max_length_tokens}"
-        )
-    return wanted or architecture.max_length_tokens
 
 
 def _digest(path: Path, tensors: Tensors) -> str:

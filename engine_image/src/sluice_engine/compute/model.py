@@ -18,10 +18,8 @@ from sluice_engine.compute.paged import PagedAttention
 from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.kernels.layers import LayerParts, LayerStack
 from sluice_engine.kernels.library import Blocks, Kernels
+from sluice_engine.model_files.outline import KEEP_ROWS_UP_TO_BYTES
 from sluice_engine.model_files.weights import LayerWeights, Weights
-
-# Up to this size a CPU holds its weights twice, so that a single stream is as fast as its memory.
-_KEEP_ROWS_UP_TO_BYTES = 1 << 30
 
 
 class Layer:
@@ -77,7 +75,7 @@ class Model:
         shape = weights.architecture
         self.architecture = shape
         self._embedding = weights.embedding
-        keep_rows = shape.layer_values * weights.embedding.itemsize <= _KEEP_ROWS_UP_TO_BYTES
+        keep_rows = shape.layer_values * weights.embedding.itemsize <= KEEP_ROWS_UP_TO_BYTES
         self._layers = [
             Layer(layer, keep_rows=keep_rows, kernels=kernels, window=window)
             for layer, window in zip(weights.layers, shape.windows(max_length_tokens), strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sluice_engine.errors import InvalidConfig
 from sluice_engine.model_files.rope import RopeScaling, inverse_frequencies
 
 
@@ -47,6 +48,17 @@ class Architecture:
         """Numbers in all layers' matrices."""
         attention = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
         return self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
+
+    def request_length_tokens(self, wanted: int | None) -> int:
+        """The longest that a request may be, prompt and output together; None wants as long as the model takes.
+
+        Raises:
+            InvalidConfig: longer than that.
+        """
+        own = self.max_length_tokens
+        if wanted is not None and wanted > own:
+            raise InvalidConfig("model.max_length_tokens", f"is {wanted}; the model's own length is {own}")
+        return wanted or own
 
     def inverse_frequencies(self) -> list[float]:
         """Rotation per position of each pair of a head's dimensions, scaling applied."""

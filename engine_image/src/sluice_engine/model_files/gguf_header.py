@@ -1,14 +1,15 @@
-"""The metadata at the head of a GGUF file, as plain values.
+"""The head of a GGUF file as plain values: its metadata, and where its tensors are.
 
-It reads the key-value section alone: a tokenizer needs a hundred thousand strings from it, which the `gguf` package
-wraps one by one in arrays (seconds; here a tenth of one). Tensors are the weights' business. A damaged file is
-`ModelUnavailable`, never a struct error. Source: the GGUF specification, versions 2 and 3, little-endian.
+A tokenizer needs a hundred thousand strings from the metadata, which the `gguf` package wraps one by one in arrays
+(seconds; here a tenth of one). What is in the tensors is the weights' business. A damaged file is `ModelUnavailable`,
+never a struct error. Source: the GGUF specification, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_engine.errors import ModelUnavailable
@@ -33,6 +34,21 @@ _SCALARS = {
 _LENGTH = struct.Struct("<Q")
 _TYPE = struct.Struct("<I")
 _HEAD = struct.Struct("<4sIQQ")
+_TENSOR_TAIL = struct.Struct("<IQ")
+_MAX_DIMENSIONS = 4  # of the format itself
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLine:
+    """One line of the tensor directory."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Rows first."""
+    kind: int
+    """GGUF's number of the type."""
+    offset: int
+    """From where the tensors begin."""
 
 
 def read_metadata(path: Path) -> dict[str, Value]:
@@ -41,9 +57,19 @@ def read_metadata(path: Path) -> dict[str, Value]:
     Raises:
         ModelUnavailable: unreadable, not GGUF, another version, or cut short.
     """
+    return read_head(path, with_tensors=False)[0]
+
+
+def read_head(path: Path, *, with_tensors: bool = True) -> tuple[dict[str, Value], list[TensorLine]]:
+    """The metadata, and the tensor directory.
+
+    Raises:
+        ModelUnavailable: unreadable, not GGUF, another version, or cut short.
+    """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return HeaderReader(data).metadata()
+            reader = HeaderReader(data)
+            return reader.metadata(), reader.tensors() if with_tensors else []
     except OSError as error:
         raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
     except (ValueError, struct.error, IndexError, OverflowError) as error:
@@ -71,6 +97,27 @@ class HeaderReader:
             raise ValueError(f"version {version} is not supported; 2 and 3 are")
         self.at = _HEAD.size
         return {self.string(): self._value(self._unpack(_TYPE)) for _ in range(self.count(num_keys, 13))}
+
+    def tensors(self) -> list[TensorLine]:
+        """The tensor directory, which follows the metadata.
+
+        Raises:
+            ValueError: damaged. `struct.error`, `IndexError` where it is cut short.
+        """
+        _magic, _version, num_tensors, _keys = _HEAD.unpack_from(self._data, 0)
+        return [self._tensor() for _ in range(self.count(num_tensors, _TENSOR_TAIL.size))]
+
+    def _tensor(self) -> TensorLine:
+        name = self.string()
+        dimensions = self._unpack(_TYPE)
+        assert isinstance(dimensions, int)
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {dimensions} dimensions")
+        shape = struct.unpack_from(f"<{dimensions}Q", self._data, self.at)
+        self.at += _LENGTH.size * dimensions
+        kind, offset = _TENSOR_TAIL.unpack_from(self._data, self.at)
+        self.at += _TENSOR_TAIL.size
+        return TensorLine(name, tuple(reversed(shape)), kind, offset)
 
     def _value(self, kind: object) -> Value:
         if kind != _ARRAY:

@@ -29,9 +29,7 @@ from sluice_engine.model_files.shard import Cut
 if TYPE_CHECKING:
     import gguf
 
-_TENSOR_TAIL = struct.Struct("<IQ")
 _DEFAULT_ALIGNMENT = 32
-_MAX_DIMENSIONS = 4  # of the format itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,30 +167,18 @@ def can_read(kind: gguf.GGMLQuantizationType) -> bool:
 def _directory(data: mmap.mmap, path: Path) -> tuple[dict[str, object], dict[str, _Entry]]:
     reader = HeaderReader(data)
     metadata: dict[str, object] = dict(reader.metadata())
-    num_tensors = struct.unpack_from("<Q", data, 8)[0]
-    lines = [_line(reader, data, path) for _ in range(reader.count(num_tensors, _TENSOR_TAIL.size))]
+    lines = reader.tensors()
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"general.alignment is {alignment!r}")
     base = -(-reader.at // alignment) * alignment
     entries = {}
-    for name, shape, kind, offset in lines:
-        entry = _entry(path, name, shape, kind, base + offset)
+    for line in lines:
+        entry = _entry(path, line.name, line.shape, line.kind, base + line.offset)
         if entry.offset + entry.num_bytes > len(data):
-            raise ModelUnavailable(f"{path}: tensor {name} is cut short: the file ends within it", "ModelCorrupt")
-        entries[name] = entry
+            raise ModelUnavailable(f"{path}: tensor {line.name} is cut short: the file ends within it", "ModelCorrupt")
+        entries[line.name] = entry
     return metadata, entries
-
-
-def _line(reader: HeaderReader, data: mmap.mmap, path: Path) -> tuple[str, tuple[int, ...], int, int]:
-    name = reader.string()
-    (dimensions,) = struct.unpack_from("<I", data, reader.at)
-    if not 1 <= dimensions <= _MAX_DIMENSIONS:
-        raise ModelUnavailable(f"{path}: tensor {name} has {dimensions} dimensions", "ModelCorrupt")
-    shape = struct.unpack_from(f"<{dimensions}Q", data, reader.at + 4)
-    kind, offset = _TENSOR_TAIL.unpack_from(data, reader.at + 4 + 8 * dimensions)
-    reader.at += 4 + 8 * dimensions + _TENSOR_TAIL.size
-    return name, tuple(reversed(shape)), kind, offset
 
 
 def _entry(path: Path, name: str, shape: tuple[int, ...], kind: int, offset: int) -> _Entry:

@@ -36,7 +36,9 @@ class Refused:
     "--table", "table_file", metavar="FILE", help="Step times that an engine measured, instead of the planning profile."
 )
 @click.option(
-    "--model", metavar="PATH", help="A folder or GGUF file of this machine, for the size of the weights of all FILEs."
+    "--model",
+    metavar="PATH",
+    help="A folder or GGUF file of this machine: the shape and weights of the model of all FILEs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def check(files: tuple[str, ...], table_file: str | None, model: str | None, *, as_json: bool) -> int:
@@ -44,10 +46,11 @@ def check(files: tuple[str, ...], table_file: str | None, model: str | None, *, 
 
     A FILE holds InferenceServices; "-" is standard input. Each is held against the schema of this release (no cluster
     is asked), its promise against step times (those of --table, else those of the planning profile, which is an
-    assumption), and its memory limit against what it puts there.
+    assumption), its memory limit against what it puts there, and the model, a demo's or --model's, against what the
+    engine refuses at its start.
 
-    Exit codes: 0 all fine; 1 a manifest breaks its own promise, or its memory limit is too small for what it asks;
-    2 wrong usage, or a file or rule that is broken.
+    Exit codes: 0 all fine; 1 a manifest breaks its own promise, its memory limit is too small for what it asks, or the
+    engine would refuse it; 2 wrong usage, or a file or rule that is broken.
     """
     times, source = _times(table_file)
     given = None if model is None else ModelSource(path=model)
@@ -63,7 +66,7 @@ def check(files: tuple[str, ...], table_file: str | None, model: str | None, *, 
             click.echo(f"sluice: {' '.join(f'{one.where}: {problem}'.split())}", err=True)
     if refused:
         return 2
-    return 0 if all(one.is_kept and one.fits for one in verdicts) else 1
+    return 0 if all(one.is_kept and one.fits and not one.refusals for one in verdicts) else 1
 
 
 def _judged(file: str, times: StepTimes, source: str, model: ModelSource | None) -> Iterator[Verdict | Refused]:

@@ -1,4 +1,4 @@
-"""What follows from one manifest and some step times: whether its promise can be kept, and whether its memory holds it.
+"""What follows from one manifest and some step times: whether its promise can be kept, its memory holds it, it starts.
 
 The derivation is the engine's own. Next: `verdict_text.py`.
 """
@@ -12,10 +12,9 @@ from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.step_limits import Capacity, StepLimits, derive, idle_ttft_us
 from sluice_engine.core.steptime import ChunkCeiling, StepTable, StepTimes
-from sluice_engine.errors import ModelUnavailable
-from sluice_engine.model_files import sources
 from sluice_operator.rendering.foreign.runtime import is_foreign
 from sluice_operator.resource.host_memory import HostMemory, host_memory
+from sluice_operator.resource.known_model import KnownModel, known_model, refusals
 from sluice_operator.resource.spec import ServiceSpec
 
 # What is not known before a model is loaded: as much as never binds, so that only the promise does.
@@ -72,6 +71,8 @@ class Verdict:
     """What chunking a long prompt costs; None where no such step was measured."""
     memory: HostMemory | None
     """The container's memory; None where it is not limited."""
+    refusals: tuple[str, ...] = ()
+    """Why the engine would end at its start."""
 
     @property
     def is_kept(self) -> bool:
@@ -103,21 +104,7 @@ def judge(spec: ServiceSpec, times: StepTimes, source: str, model: ModelSource |
     derived, limits = derive(slo, spec.scheduling, spec.live.scheduling, times, capacity)
     depth = min(slo.reference_prompt_tokens, capacity.max_length_tokens)
     ceiling = ChunkCeiling(times, slo.inter_token_latency_us, search_up_to_tokens=capacity.max_prefill_tokens)
-    memory = host_memory(spec, _weights_bytes(spec, model))
-    return _verdict(spec, source, derived, limits, times, ceiling(1, depth, depth), depth, memory)
-
-
-def _weights_bytes(spec: ServiceSpec, model: ModelSource | None) -> int | None:
-    """What the weights' files take, where they are on this machine."""
-    if model is None and spec.model.source.demo is None:
-        return None
-    try:
-        path = sources.resolve(model or spec.model.source)
-    except ModelUnavailable:
-        if model is not None:
-            raise
-        return None
-    return sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))
+    return _verdict(spec, source, derived, limits, times, ceiling(1, depth, depth), depth, known_model(spec, model))
 
 
 def _verdict(  # what it is made of
@@ -128,7 +115,7 @@ def _verdict(  # what it is made of
     times: StepTimes,
     ceiling: int,
     depth: int,
-    memory: HostMemory | None,
+    known: KnownModel,
 ) -> Verdict:
     slo = spec.live.slo
     # As the engine does it: where not even a block keeps the promise, a block it is.
@@ -152,7 +139,8 @@ def _verdict(  # what it is made of
         is_enforced=slo.enforcement == "Enforce",
         derives=not is_foreign(spec),
         chunked=_chunked(times, chunk, slo.reference_prompt_tokens),
-        memory=memory,
+        memory=host_memory(spec, known),
+        refusals=tuple(refusals(spec, known)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sluice_operator.cli.verdict import Verdict
 from sluice_operator.resource.host_memory import HostMemory
@@ -51,7 +51,7 @@ def explain(verdict: Verdict) -> list[str]:
     requests = "1 request" if verdict.max_sequences == 1 else f"{verdict.max_sequences:,} requests"
     at_most = f"at most {verdict.token_budget:,} tokens and {requests}"
     tell("a step", f"{at_most}, or fewer where the KV cache holds fewer")
-    for subject, text in _short_of_memory(verdict.memory):
+    for subject, text in (*_refused(verdict.refusals), *_short_of_memory(verdict.memory)):
         tell(subject, text)
     for subject, text in _why_not(verdict):
         tell(subject, text)
@@ -69,21 +69,33 @@ def _why_not(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "", "slo.enforcement is Observe: it would run all the same, and SLOFeasible would be False"
 
 
+def _refused(refusals: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for refusal in refusals:
+        first, *others = textwrap.wrap(f"the engine would refuse it: {refusal}", _WIDTH - _INDENT)
+        yield "start", first
+        yield from (("", line) for line in others)
+
+
 def _short_of_memory(memory: HostMemory | None) -> Iterator[tuple[str, str]]:
     """Nothing where it is enough, as far as can be told."""
-    if memory is None or not memory.shortage_bytes:
+    if memory is None or not memory.float32_shortage_bytes:
         return
     parts = {
         "cache.capacity": memory.cache_bytes,
         "cache.hostSwapCapacity": memory.swap_bytes,
-        "files of the model": memory.weights_bytes,
+        "weights": memory.weights_bytes,
+        "the engine itself": memory.engine_bytes,
     }
-    yield (
-        "memory",
-        f"resources.limits.memory is {_mib(memory.limit_bytes)}, {_mib(memory.shortage_bytes)} too little for",
-    )
+    limit = f"resources.limits.memory is {_mib(memory.limit_bytes)}"
+    if not memory.shortage_bytes:
+        more = _mib(memory.float32_shortage_bytes)
+        yield "memory", f"{limit}: enough where the CPU computes in bfloat16; where it does"
+        yield "", f"not, weights are in float32, and it is {more} too little: a pod would not start, or be killed"
+        return
+    yield "memory", f"{limit}, {_mib(memory.shortage_bytes)} too little for"
     yield "", " + ".join(f"{name} {_mib(size)}" for name, size in parts.items() if size)
-    yield "", "the engine itself comes on top: a pod would not start, or be killed"
+    on_top = "" if memory.engine_bytes else "the engine itself comes on top: "
+    yield "", f"{on_top}a pod would not start, or be killed"
 
 
 def _mib(size_bytes: int) -> str:

@@ -1,0 +1,75 @@
+"""What headers tell of a model, held against the model that is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from engine.gguf_file import make_gguf
+from sluice_engine.config import ModelSource, Quantization
+from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.library import Blocks
+from sluice_engine.model_files.outline import DEMOS, outline, read_outline
+from sluice_engine.model_files.sources import resolve
+from sluice_engine.model_files.weights import load, open_tensors
+from tiny_model import make_tiny_llama
+
+
+@pytest.mark.parametrize("name", list(DEMOS))
+def test_a_demo_is_known_as_its_file_has_it(name: str) -> None:
+    assert outline(ModelSource(demo=name)) == read_outline(resolve(ModelSource(demo=name)))
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "a-head-of-its-own"])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.F16])
+def test_the_blocks_of_a_file_are_those_that_are_held(tmp_path: Path, kind: Kind, *, tied: bool) -> None:
+    path = make_gguf(make_tiny_llama(tmp_path / "model", tied_head=tied), tmp_path / "model.gguf", kind=kind)
+    tensors = open_tensors(path)
+
+    weights = load(tensors, torch.float32, torch.device("cpu"), lambda _: None, keep_blocks=True)
+
+    held: list[Blocks | None] = [weights.head_blocks]
+    for layer in weights.layers:
+        held += [layer.blocks.qkv, layer.blocks.attention_out, layer.blocks.gate_up, layer.blocks.down]
+    known = read_outline(path)
+    assert known.architecture == tensors.architecture
+    assert known.block_bytes == sum(blocks.data.numel() for blocks in held if blocks is not None)
+
+
+def test_a_folder_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
+    directory = make_tiny_llama(tmp_path / "model")
+    shape = open_tensors(directory).architecture
+    for weights in directory.glob("*.safetensors"):
+        weights.unlink()
+
+    assert (read_outline(directory).architecture, read_outline(directory).block_bytes) == (shape, 0)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "held"),
+    [
+        # A matrix of 106,168,320 numbers in all layers, and an embedding of 28,311,552 that is the head as well.
+        pytest.param("Auto", 2 * (106_168_320 + 2 * 28_311_552) + 111_476_736, id="and the file's own blocks"),
+        pytest.param("None", 2 * 2 * (106_168_320 + 28_311_552), id="rows and reordered, without blocks"),
+        pytest.param(
+            "Int8",
+            2 * (106_168_320 + 2 * 28_311_552) + (106_168_320 + 28_311_552) // 32 * 36,
+            id="and blocks made of it",
+        ),
+    ],
+)
+def test_a_cpu_holds_the_data_type_the_head_once_more_and_blocks(quantization: Quantization, held: int) -> None:
+    assert DEMOS["smollm2-135m"].held_bytes(2, quantization) == held
+
+
+def test_what_is_not_supported_or_damaged_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma"}')
+    with pytest.raises(ModelUnavailable, match="supported are llama"):
+        read_outline(tmp_path)
+    path = make_gguf(make_tiny_llama(tmp_path / "model"), tmp_path / "model.gguf")
+    path.write_bytes(path.read_bytes()[:1200])
+    with pytest.raises(ModelUnavailable, match="not a sound GGUF file"):
+        read_outline(path)
