@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from report import Bar, Report, arguments
-from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_engine.core.state import (
     SCHEMA_VERSION,
     DerivedLimits,
@@ -27,6 +26,7 @@ from sluice_engine.core.state import (
     RequestState,
     StepCost,
 )
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Permit

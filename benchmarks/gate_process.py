@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_engine import codec
-from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_sidecar.config import GateConfig
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")

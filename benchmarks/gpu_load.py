@@ -13,7 +13,7 @@ import numpy as np
 from gpu_weights import ONE_BILLION, Shape
 from sluice_engine.calibrate import calibrate
 from sluice_engine.compute.runner import TorchRunner
-from sluice_engine.config import EngineConfig, LiveConfig, SLOConfig
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.loop import EngineLoop
@@ -22,6 +22,7 @@ from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.step_limits import Capacity, StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile, StepTable
 from sluice_engine.executor import ThreadExecutor
+from sluice_engine.live_config import LiveConfig, SLOConfig
 
 PROMISE_US = 150_000
 OUTPUT_TOKENS = 64

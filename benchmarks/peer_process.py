@@ -16,7 +16,7 @@ import aiohttp
 import peer_install
 from peer_clients import MODEL
 from peer_weights import convert, gguf_path
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.config import EngineKind
 
 KV_TOKENS_PER_SLOT = 512

@@ -23,7 +23,7 @@ from peer_clients import MODEL, crowd, says
 from peer_process import Peer, answers, free_port, kill, peers, process
 from report import Bar, Report
 from sluice_engine import codec
-from sluice_engine.config import AdmissionConfig, LiveConfig
+from sluice_engine.live_config import AdmissionConfig, LiveConfig
 from sluice_sidecar.config import GateConfig
 
 SECONDS = 30.0

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluice_engine import codec
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import (
     DerivedLimits,
     EngineState,
@@ -17,6 +16,7 @@ from sluice_engine.core.state import (
     PoolState,
     RequestState,
 )
+from sluice_engine.live_config import SLOConfig
 from sluice_operator.records.source import Records, records
 from sluice_sidecar.telemetry.decisions import Decision
 from sluice_sidecar.telemetry.state import Admission, GateState, Measured

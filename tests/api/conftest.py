@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 
 from engine.tool_templates import HERMES
 from sidecar.running import RunningGate, running_gate, until
-from sluice_engine.config import LiveConfig, SLOConfig
+from sluice_engine.live_config import LiveConfig, SLOConfig
 from tiny_model import PAD, make_tiny_llama
 
 LIVE = {"slo": {"time_to_first_token_us": 10_000_000, "inter_token_latency_us": 500_000}}

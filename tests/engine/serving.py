@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from engine.scripted import SampledToken, ScriptedRunner, make_limits
 from engine.tiny_model import EOS, FIRST_SPECIAL, tiny_tokenizer
-from sluice_engine.config import AdaptersConfig, LiveConfig, SLOConfig
+from sluice_engine.config import AdaptersConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.emissions import Emissions
@@ -37,6 +37,7 @@ from sluice_engine.core.state import DerivedLimits, LoadingProgress, PrefillCost
 from sluice_engine.core.steptime import PlanningProfile
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
+from sluice_engine.live_config import LiveConfig, SLOConfig
 from sluice_engine.live_file import live_file
 from sluice_engine.serving.live_state import Identity
 from sluice_engine.serving.metrics import register

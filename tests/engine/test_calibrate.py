@@ -8,18 +8,10 @@ import pytest
 
 from sluice_engine.calibrate import calibrate
 from sluice_engine.codec import from_json
-from sluice_engine.config import (
-    CacheConfig,
-    EngineConfig,
-    LiveConfig,
-    LiveSchedulingConfig,
-    ModelConfig,
-    ModelSource,
-    SchedulerConfig,
-    SLOConfig,
-)
+from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, SchedulerConfig
 from sluice_engine.core.step_limits import derive
 from sluice_engine.core.steptime import StepTable
+from sluice_engine.live_config import LiveConfig, LiveSchedulingConfig, SLOConfig
 
 
 class Machine:

@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_engine.codec import decode, digest, from_json, to_json
-from sluice_engine.config import (
-    AdmissionConfig,
-    CacheConfig,
-    EngineConfig,
-    LiveConfig,
-    LiveSchedulingConfig,
-    ModelConfig,
-    ModelSource,
-    SchedulerConfig,
-    SLOConfig,
-)
+from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, SchedulerConfig
 from sluice_engine.core.state import EngineState, is_readable
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, LiveSchedulingConfig, SLOConfig
 
 ENGINE = EngineConfig(model=ModelConfig(source=ModelSource(demo="smollm2-135m"), served_name="smol"))
 ENGINE_JSON: dict[str, Any] = json.loads(to_json(ENGINE))

@@ -16,18 +16,13 @@ from engine.scripted import ScriptedRunner, check_invariants, make_request
 from engine.serving import LIVE, HeldRunner, make_loaded, served, until
 from sluice_engine.codec import digest
 from sluice_engine.config import (
-    AdmissionConfig,
     CacheConfig,
     EngineConfig,
     FairnessUnit,
-    LiveConfig,
-    LiveSchedulingConfig,
     ModelConfig,
     ModelSource,
     Policy,
     SchedulerConfig,
-    SLOConfig,
-    TenantConfig,
 )
 from sluice_engine.core.assemble import Assembled, assemble
 from sluice_engine.core.loop import EngineLoop
@@ -35,6 +30,7 @@ from sluice_engine.core.order.policy import Policies, order_for, reorder
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import PlanningProfile
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, LiveSchedulingConfig, SLOConfig, TenantConfig
 from sluice_engine.serving.publication import LoadedEngine
 
 CAPACITY = Capacity(

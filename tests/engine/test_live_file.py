@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mounted import Mounted
-from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.live_file import live_file
 from sluice_engine.watched import MOST_BYTES
 

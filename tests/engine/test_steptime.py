@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.test_calibrate import config
-from sluice_engine.config import LiveConfig, LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from sluice_engine.config import SchedulerConfig
 from sluice_engine.core.derivation import derivation_of
 from sluice_engine.core.step_limits import Capacity, derive, idle_ttft_us, prefill_cost, step_cost
 from sluice_engine.core.steptime import (
@@ -21,6 +21,7 @@ from sluice_engine.core.steptime import (
     StepTable,
     step_quantile,
 )
+from sluice_engine.live_config import LiveConfig, LiveSchedulingConfig, SLOConfig
 
 PROFILE = PlanningProfile()
 

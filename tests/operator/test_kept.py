@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 import operator_scene as scene
 from sluice_engine import codec
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_operator.config import Settings
 from sluice_operator.metrics import Metrics
 from sluice_operator.reconcile.reconciler import Reconciler

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import operator_scene as scene
 from sluice_engine import codec
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_operator.cluster.kinds import OPTIONAL_KINDS
 from sluice_operator.rendering.files import Paths, files
 from sluice_operator.rendering.pod_template import grace_period_s

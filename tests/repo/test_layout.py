@@ -20,7 +20,8 @@ PURE_STDLIB = {
 }  # fmt: skip
 PURE_PROJECT = {
     "sluice_engine.model_files.hub_files",
-    "sluice_engine.bodies", "sluice_engine.codec", "sluice_engine.config", "sluice_engine.errors", "sluice_engine.core",
+    "sluice_engine.bodies", "sluice_engine.codec", "sluice_engine.config", "sluice_engine.live_config",
+    "sluice_engine.errors", "sluice_engine.core",
     "sluice_sidecar.config", "sluice_sidecar.errors", "sluice_sidecar.admission", "sluice_sidecar.bounds",
     "sluice_sidecar.deadlines", "sluice_sidecar.capacity", "sluice_sidecar.waiting", "sluice_sidecar.retries",
     "sluice_sidecar.estimates.estimate", "sluice_sidecar.estimates.fitting",

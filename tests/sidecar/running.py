@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from sidecar.scripted_engine import live_config
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_sidecar.admin import Admin
 from sluice_sidecar.callers.api_keys import ApiKeys
 from sluice_sidecar.config import GateConfig

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from sidecar.killable import Killable
 from sluice_engine import codec
-from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig
 from sluice_engine.core.state import DerivedLimits, EngineState, PoolState, RequestState, StepCost
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, SLOConfig
 
 BLOCK_TOKENS = 16
 

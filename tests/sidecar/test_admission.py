@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import LiveConfig, TenantConfig
 from sluice_engine.core.fit import blocks_for
 from sluice_engine.core.state import DerivedLimits, EngineState, RequestState
 from sluice_engine.core.terms import CLASSES, Terms
+from sluice_engine.live_config import LiveConfig, TenantConfig
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import LEASE_US, Permit

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import ClassConfig, LiveConfig
 from sluice_engine.core.state import DerivedLimits
 from sluice_engine.core.terms import CLASSES, Terms
+from sluice_engine.live_config import ClassConfig, LiveConfig
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Permit

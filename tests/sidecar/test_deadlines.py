@@ -9,8 +9,8 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
-from sluice_engine.config import LiveConfig
 from sluice_engine.core.terms import Terms
+from sluice_engine.live_config import LiveConfig
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Permit

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import LiveConfig, TenantConfig
 from sluice_engine.core.state import DerivedLimits, PoolState
 from sluice_engine.core.terms import Terms
+from sluice_engine.live_config import LiveConfig, TenantConfig
 from sluice_sidecar.admission import Admission, Ticket
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Permit

@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sluice_engine.config import TenantConfig
 from sluice_engine.core.terms import CLASSES, Terms
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.telemetry.decisions import Decision
 from sluice_sidecar.waiting.fairness import Queue, Ticket

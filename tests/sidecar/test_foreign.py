@@ -15,7 +15,7 @@ import pytest
 from sidecar.foreign_server import ForeignServer, page
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import live_config
-from sluice_engine.config import TenantConfig
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.capacity import ledger
 from sluice_sidecar.capacity.life import Patience
 from sluice_sidecar.engines import calibrate, foreign, scrape

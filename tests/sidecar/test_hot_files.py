@@ -15,7 +15,7 @@ from sidecar.running import running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config
 from sidecar.test_process import GateProcess, gate_process, log_of
 from sluice_engine import codec
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 
 OLD, NEW = "sk-old-0123456789abcdef", "sk-new-0123456789abcdef"
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import LiveSchedulingConfig
 from sluice_engine.core.state import PrefillCost, RequestState
 from sluice_engine.core.step_limits import StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, PlanningProfile
+from sluice_engine.live_config import LiveSchedulingConfig
 from sluice_sidecar.capacity.limits import Limits, prefill_share
 
 

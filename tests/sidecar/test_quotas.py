@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.config import TenantConfig
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.callers.quotas import WINDOW_S, Quotas
 from sluice_sidecar.errors import RateLimit, Reason, Refusal
 

@@ -12,8 +12,8 @@ from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
 from sidecar.test_admission import Door
 from sluice_engine import codec
-from sluice_engine.config import AdmissionConfig, LiveConfig, SLOConfig, TenantConfig
 from sluice_engine.core.terms import Terms
+from sluice_engine.live_config import AdmissionConfig, LiveConfig, SLOConfig, TenantConfig
 from sluice_sidecar.admission import Ticket
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.errors import Reason

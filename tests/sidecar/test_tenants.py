@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.scripted_engine import live_config, ready_state
-from sluice_engine.config import TenantConfig
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress

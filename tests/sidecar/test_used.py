@@ -13,8 +13,8 @@ import pytest
 
 from sidecar.running import RunningGate, empty, running_gate, until
 from sidecar.scripted_engine import Script, ScriptedEngine, live_config, ready_state
-from sluice_engine.config import TenantConfig
 from sluice_engine.core.state import RequestState
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost
 from sluice_sidecar.capacity.ledger import Ledger, Permit
 from sluice_sidecar.capacity.limits import Limits

@@ -25,9 +25,10 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
 from sluice_engine.codec import digest, from_json
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import InvalidConfig, SocketUnavailable
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.live_file import LiveFile, live_file
 from sluice_engine.logs import log_to_stderr
 from sluice_engine.serving.live_state import Identity

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from sluice_engine.codec import digest, from_json, to_json
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.plan import StepResult
 from sluice_engine.core.request import Request, SamplingParams
@@ -24,6 +24,7 @@ from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.step_limits import Capacity, StepLimits
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.watched import read_small
 
 log = logging.getLogger(__name__)

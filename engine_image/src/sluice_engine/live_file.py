@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice_engine.codec import from_json
-from sluice_engine.config import LiveConfig
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.watched import Watched, read_small
 
 LiveFile = Watched[bytes, LiveConfig]

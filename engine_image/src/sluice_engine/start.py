@@ -15,12 +15,13 @@ from sluice_engine.calibrate import calibrate, keep, kept_path
 from sluice_engine.compute.assembly import assemble_runner
 from sluice_engine.compute.ranks import Lost
 from sluice_engine.compute.runner import TorchRunner
-from sluice_engine.config import EngineConfig, LiveConfig, ModelSource
+from sluice_engine.config import EngineConfig, ModelSource
 from sluice_engine.core.assemble import assemble
 from sluice_engine.core.loop import EngineLoop
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.tuning import Tuning
 from sluice_engine.executor import ThreadExecutor
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.serving.publication import LoadedEngine
 from sluice_engine.text.tokenizer import load_tokenizer
 

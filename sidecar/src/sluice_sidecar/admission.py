@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from sluice_engine.config import Enforcement, LiveConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import STANDARD, Terms
 from sluice_engine.errors import sentence
+from sluice_engine.live_config import Enforcement, LiveConfig
 from sluice_sidecar import deadlines, refusals
 from sluice_sidecar.callers.quotas import Quotas
 from sluice_sidecar.capacity.cost import ChoiceCost, Cost

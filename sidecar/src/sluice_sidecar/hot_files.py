@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.live_file import live_file
 from sluice_engine.watched import Watched
 from sluice_sidecar.callers.api_keys import ApiKeys

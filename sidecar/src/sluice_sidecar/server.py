@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_sidecar import overdue, tokenizing
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.call import PATHS, Call

@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.request import Outcome, Request
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.admission import Ticket
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.errors import Refusal

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.blocks import BlockPool
 from sluice_engine.core.derivation import Derivation, derivation_of, most_sequences
 from sluice_engine.core.host_pool import HostPool
@@ -21,6 +21,7 @@ from sluice_engine.core.step_limits import Capacity
 from sluice_engine.core.steptime import StepTable, StepTimes
 from sluice_engine.core.suspension import SwapSpace
 from sluice_engine.core.tuning import Tuning
+from sluice_engine.live_config import LiveConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

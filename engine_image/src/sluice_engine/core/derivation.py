@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sluice_engine.config import EngineConfig, LiveConfig
+from sluice_engine.config import EngineConfig
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.step_limits import Capacity, StepLimits, derive, prefill_cost, step_cost
 from sluice_engine.core.steptime import StepTimes
+from sluice_engine.live_config import LiveConfig
 
 # Decode batches at which the curve is told, as far as the engine goes.
 _CURVE = (1, 4, 16, 64, 256, 1024)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice_engine.config import LiveSchedulingConfig, SchedulerConfig, SLOConfig
+from sluice_engine.config import SchedulerConfig
 from sluice_engine.core.fit import chunks_of
 from sluice_engine.core.state import DerivedLimits, PrefillCost, StepCost
 from sluice_engine.core.steptime import ChunkCeiling, StepTimes
+from sluice_engine.live_config import LiveSchedulingConfig, SLOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice_engine.config import LiveConfig
 from sluice_engine.core.derivation import Derivation
 from sluice_engine.core.plan import StepPlan
 from sluice_engine.core.refine import RefinedTable
 from sluice_engine.core.scheduler import Scheduler
 from sluice_engine.core.steptime import StepTable
+from sluice_engine.live_config import LiveConfig
 
 # Each revision of the table is 64 steps: seconds on a CPU, and a fraction of their cost.
 REFRESH_REVISIONS = 4

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_engine.codec import digest, encode
-from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import SCHEMA_VERSION, AdapterState, EngineState, GrammarState
 from sluice_engine.core.steptime import ChunkCeiling, StepTable
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.serving.service import EngineService
 
 

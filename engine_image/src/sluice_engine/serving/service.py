@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVarTuple
 
-from sluice_engine.config import LiveConfig
 from sluice_engine.core.emissions import Emissions
 from sluice_engine.core.loop import RunnerFailed
 from sluice_engine.core.request import Outcome, Request
@@ -27,6 +26,7 @@ from sluice_engine.errors import (
     ModelUnavailable,
     RequestError,
 )
+from sluice_engine.live_config import LiveConfig
 from sluice_engine.serving.call_stream import CallStream
 from sluice_engine.serving.counters import Counters
 from sluice_engine.serving.publication import LoadedEngine, Publication, publication_of

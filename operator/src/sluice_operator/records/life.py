@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.telemetry.decisions import Decision
 
 ChunkReason = Literal["rest", "prefill_budget", "token_budget", "own_share"]

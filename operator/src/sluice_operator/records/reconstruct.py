@@ -10,9 +10,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.ended import EndedRequest
 from sluice_engine.core.state import FinishedState, RequestState
+from sluice_engine.live_config import SLOConfig
 from sluice_operator.records.life import ChoiceLife, Chunk, ChunkReason, Gaps, Life, Suspension, Wait
 from sluice_operator.records.source import Records
 from sluice_operator.records.steps import Preempted, Share, Step

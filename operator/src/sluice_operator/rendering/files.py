@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice_engine import codec
-from sluice_engine.config import EngineConfig, LiveConfig, ModelConfig, ModelSource
+from sluice_engine.config import EngineConfig, ModelConfig, ModelSource
+from sluice_engine.live_config import LiveConfig
 from sluice_operator.rendering.foreign.runtime import PORT, gate_kind, is_foreign
 from sluice_operator.resource.spec import ServiceSpec
 from sluice_sidecar.config import GateConfig

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice_engine import codec
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.plan import Key, Observed, is_owned, key
 from sluice_operator.rendering.labels import GENERATION_ANNOTATION, RENDERING_ANNOTATION

@@ -10,19 +10,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from sluice_engine import codec
-from sluice_engine.config import (
+from sluice_engine.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import (
     AdmissionConfig,
-    CacheConfig,
     ClassConfig,
     LiveConfig,
     LiveSchedulingConfig,
-    ModelConfig,
-    SchedulerConfig,
     SLOConfig,
-    SpeculationConfig,
     TenantConfig,
 )
-from sluice_engine.errors import InvalidConfig
 from sluice_operator.errors import InvalidSpec
 from sluice_operator.rendering.foreign import runtime
 from sluice_operator.resource.adapters import parse_adapters

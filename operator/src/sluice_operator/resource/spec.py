@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sluice_engine.config import AdaptersConfig, CacheConfig, LiveConfig, ModelConfig, SchedulerConfig
+from sluice_engine.config import AdaptersConfig, CacheConfig, ModelConfig, SchedulerConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_operator.resource.model_source import HubAccess
 
 Json = Mapping[str, Any]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice_engine.config import TenantConfig
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.errors import RateLimit
 
 # What may be used at once: ten seconds' worth, so that a caller need not be even to use what is its own.

@@ -6,7 +6,7 @@ comes in with each call.
 
 from __future__ import annotations
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.capacity.ledger import Entry, Ledger
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.pessimism import Pessimism

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sluice_engine.config import LiveConfig, LiveSchedulingConfig
 from sluice_engine.core.fit import unfit_reason
 from sluice_engine.core.state import EngineState, PrefillCost
+from sluice_engine.live_config import LiveConfig, LiveSchedulingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

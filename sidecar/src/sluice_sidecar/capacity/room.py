@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from sluice_engine.config import LiveConfig
 from sluice_engine.core.state import EngineState
+from sluice_engine.live_config import LiveConfig
 from sluice_sidecar.capacity.ceiling import Ceiling
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.freshness import Sight

@@ -12,9 +12,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.core.terms import Terms
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.life import EngineLife, Patience
 from sluice_sidecar.engines.assumed import assume_prefilled

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import aiohttp
 
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.life import EngineLife
 from sluice_sidecar.engines.connection import EngineConnection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.config import GateConfig
 from sluice_sidecar.engines.connection import EngineConnection

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable
 
 from sluice_engine import codec
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
 from sluice_engine.core.terms import Terms
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.admission import Admission
 from sluice_sidecar.capacity.life import EngineLife
 from sluice_sidecar.engines.connection import CONNECT_TIMEOUT_S, EngineConnection

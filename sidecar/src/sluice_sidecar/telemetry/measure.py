@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 
 T = TypeVar("T", int, float)
 

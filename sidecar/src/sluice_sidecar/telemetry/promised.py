@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 
 _US = 1e-6
 

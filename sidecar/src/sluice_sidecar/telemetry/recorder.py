@@ -5,7 +5,7 @@ Owns the five-minute windows. Must not know sockets.
 
 from __future__ import annotations
 
-from sluice_engine.config import SLOConfig
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.capacity.ledger import Permit
 from sluice_sidecar.capacity.room import Room
 from sluice_sidecar.telemetry.decisions import Decisions

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sluice_engine.config import SLOConfig
 from sluice_engine.core.state import EngineState
+from sluice_engine.live_config import SLOConfig
 from sluice_sidecar.telemetry.regret import Verdicts
 
 SCHEMA_VERSION = "1.2"

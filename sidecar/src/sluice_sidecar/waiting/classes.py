@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sluice_engine.config import ClassConfig
 from sluice_engine.core.terms import CLASSES
+from sluice_engine.live_config import ClassConfig
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.look import Held, Look
 from sluice_sidecar.capacity.room import Room

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from sluice_engine.config import LiveConfig
+from sluice_engine.live_config import LiveConfig
 from sluice_sidecar import deadlines
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.look import Held, Look

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sluice_engine.config import TenantConfig
+from sluice_engine.live_config import TenantConfig
 from sluice_sidecar.capacity.cost import Cost
 from sluice_sidecar.capacity.limits import Limits
 from sluice_sidecar.capacity.progress import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice_engine.config import EngineConfig, FairnessUnit, LiveConfig, Policy, Resume, VictimPolicy
+from sluice_engine.config import EngineConfig, FairnessUnit, Policy, Resume, VictimPolicy
 from sluice_engine.core.order.fair import WeightedFair
 from sluice_engine.core.order.keyed import (
     AGE_GUARD_US,
@@ -19,6 +19,7 @@ from sluice_engine.core.order.lane import Key
 from sluice_engine.core.order.meter import Meter
 from sluice_engine.core.order.service import Service
 from sluice_engine.core.order.waiting import Order, Waiting
+from sluice_engine.live_config import LiveConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

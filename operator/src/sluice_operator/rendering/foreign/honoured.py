@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice_engine.config import CacheConfig, LiveSchedulingConfig, SchedulerConfig
+from sluice_engine.config import CacheConfig, SchedulerConfig
+from sluice_engine.live_config import LiveSchedulingConfig
 from sluice_operator.resource.spec import ServiceSpec
 
 Refusal = tuple[str, str]
