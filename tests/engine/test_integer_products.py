@@ -18,7 +18,7 @@ from sluice_engine.compute.device import cpu_flags
 from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.linear import Linear
 from sluice_engine.compute.runner import TorchRunner
-from sluice_engine.compute.synthetic import piece_plan
+from sluice_engine.compute.synthetic import first_plan, piece_plan
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.kernels.library import Q4_0, Q4_1, Q8_0, SWITCH, Blocks, Interleaved, Kernels, load_kernels
 from tiny_model import make_tiny_llama
@@ -185,6 +185,7 @@ def logits_of(runner: TorchRunner, tokens: list[int], rows: int) -> Tensor:
     for start in range(0, len(tokens), rows):
         with torch.inference_mode():
             plan = piece_plan(tokens, start, min(start + rows, len(tokens)), runner.block_tokens)
+            builder.adopt(plan.table_changes)
             inputs = builder.build(plan)
             logits = runner._model.forward(inputs, runner._cache)
         found.append(logits[torch.from_numpy(inputs.sampled).argsort()])
@@ -205,7 +206,7 @@ def test_layers_in_one_call_are_the_same_bits(
     runner = load_tiny(path, "BFloat16", quantization)
     model = runner._model
     assert model._stack is not None
-    assert len(model._stack) == 2
+    assert len(model._stack) == 3
     tokens = [(i * i * 31) % 256 for i in range(60)]
     stacked = {rows: logits_of(runner, tokens, rows) for rows in (1, 3, 20, 60)}
     model._stack = None
@@ -213,6 +214,25 @@ def test_layers_in_one_call_are_the_same_bits(
         assert torch.equal(found, logits_of(runner, tokens, rows))
         # A row alone and among others: attention and products know no neighbours.
         assert torch.equal(found, stacked[1])
+
+
+@needs_kernels
+def test_a_chunk_that_samples_once_is_the_same_bits_too(tmp_path: Path) -> None:
+    """Its last layer is computed for one row alone."""
+    path = make_tiny_llama(tmp_path / "model", seed=7, **SHAPE)  # type: ignore[arg-type]
+    runner = load_tiny(path, "BFloat16", "Int8")
+    builder = StepBuilder(runner.block_tokens, 512, runner._cache.dtype, torch.device("cpu"), tile_rows=4)
+    plan = first_plan([(i * i * 31) % 256 for i in range(45)], runner.block_tokens)
+
+    def logits() -> Tensor:
+        builder.adopt(plan.table_changes)
+        with torch.inference_mode():
+            return runner._model.forward(builder.build(plan), runner._cache)
+
+    found = logits()
+    assert len(found) == 1
+    runner._model._stack = None
+    assert torch.equal(found, logits())
 
 
 @needs_kernels

@@ -67,7 +67,10 @@ def assert_close(found: Tensor, exact: Tensor, rtol: float = 1.3e-6, atol: float
 @needs_kernels
 @settings(max_examples=60)
 @given(
-    shares=st.lists(st.tuples(st.integers(0, 600), st.integers(1, 20)), min_size=1, max_size=20),
+    shares=st.one_of(
+        st.lists(st.tuples(st.integers(0, 600), st.integers(1, 20)), min_size=1, max_size=20),
+        st.lists(st.tuples(st.integers(0, 600), st.just(1)), min_size=1, max_size=20),
+    ),
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 3, 4, 8]),
     head_dim=st.sampled_from([32, 48, 64, 128]),
@@ -117,14 +120,15 @@ def test_attention_in_place_equals_plain_attention(
 
 @needs_kernels
 @pytest.mark.parametrize("window", [None, 2000, 300])
+@pytest.mark.parametrize("kv_heads", [1, 2])
 def test_a_long_context_alone_is_split_and_put_together_again(
-    kernels: Kernels, dtype: torch.dtype, window: int | None
+    kernels: Kernels, dtype: torch.dtype, kv_heads: int, window: int | None
 ) -> None:
-    q, layer = (torch.randn(1, 3, 64) * 4).to(dtype), torch.randn(3200, 2 * 64).to(dtype)
+    q, layer = (torch.randn(1, 3 * kv_heads, 64) * 4).to(dtype), torch.randn(3200, 2 * kv_heads * 64).to(dtype)
     table = torch.randperm(200)[None]
     out = torch.empty_like(q)
-    kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, 1, out, window)
-    keys, values = layer.view(200, 16, 2, 1, 64)[table[0]].view(3200, 2, 1, 64)[:3190].unbind(1)
+    kernels.attend(q, Tiles(table, torch.tensor([[0, 1, 3190, 0]]), 3190), layer, 16, kv_heads, out, window)
+    keys, values = layer.view(200, 16, 2, kv_heads, 64)[table[0]].view(3200, 2, kv_heads, 64)[:3190].unbind(1)
     assert_close(out, plain(q.float(), keys, values, 3189, window), rtol=1e-4)
 
 

@@ -124,9 +124,11 @@ class Model:
         """
         x = embedding(inputs.token_ids, self._embedding)
         turns = self._turns if self._kernels else self._turns[inputs.positions]
+        done = self._run_stack(x, turns, inputs, cache)
+        if done == len(self._layers):
+            return self._logits(x[inputs.sample_rows])
         *layers, last = self._layers
-        stacked = self._run_stack(x, turns, inputs, cache)
-        for index, layer in enumerate(layers[stacked:], stacked):
+        for index, layer in enumerate(layers[done:], done):
             qkv = self._qkv(layer, x, turns, inputs, cache, index)
             attended = self._attend(layer, qkv, inputs, cache, index)
             x = self._after_attention(layer, x, attended, inputs.adapters, index)
@@ -156,26 +158,33 @@ class Model:
                 for bucket in inputs.sample_buckets
             ])  # fmt: skip
         x = self._after_attention(last, x, attended.view(len(x), -1), inputs.sample_adapters, index)
+        return self._logits(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
         logits = self._head(self._norm(x, self._final_norm)).float()
         return self.group.beside_each_other(logits, self.architecture.vocab_size)
 
     def _stacked(self) -> LayerStack | None:
-        """All layers but the last, of which a step may need a part alone."""
-        parts = [layer.integer_form() for layer in self._layers[:-1]]
+        """All layers for one call, where they have integers."""
+        parts = [layer.integer_form() for layer in self._layers]
         found = [part for part in parts if part is not None]
-        if self._kernels is None or self.group.shard.size > 1 or not found or len(found) < len(parts):
+        if self._kernels is None or self.group.shard.size > 1 or len(found) < len(parts):
             return None
         shape = self.architecture
         return LayerStack(self._kernels, found, shape.num_heads, shape.num_kv_heads, shape.norm_epsilon)
 
     def _run_stack(self, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache) -> int:
-        """Compute the first layers in one call if this step allows it, in place; how many that were."""
+        """Compute layers in one call if this step allows it, in place; how many that were.
+
+        All where all rows sample; else all but the last, of which a part is enough.
+        """
         stack = self._stack
         if stack is None or len(x) > stack.max_rows or inputs.adapters is not None or inputs.tiles is None:
             return 0
-        caches = [cache.layer(index) for index in range(len(stack))]
+        num_layers = len(stack) - (len(inputs.sample_rows) < len(x))
+        caches = [cache.layer(index) for index in range(num_layers)]
         stack.run(x, turns, inputs.positions, inputs.kv_rows, inputs.tiles, caches, cache.block_tokens)
-        return len(stack)
+        return num_layers
 
     def _qkv(self, layer: Layer, x: Tensor, turns: Tensor, inputs: StepInputs, cache: KVCache, index: int) -> Tensor:
         """Queries, keys, values [T, (H + 2 G) D], q and k turned to their positions; keys and values are cached."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
-INCLUDED = tuple(SOURCE.with_name(name) for name in ("integer_products.h", "layers.h"))
+INCLUDED = tuple(SOURCE.with_name(name) for name in ("attention_rows.h", "integer_products.h", "layers.h"))
 """What the source takes in."""
 
 

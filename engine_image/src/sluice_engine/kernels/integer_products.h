@@ -24,7 +24,7 @@ INLINE vec widen_float16(const uint8_t *from) { return (vec)_mm512_cvtph_ps(_mm2
 INLINE vec fused(vec a, vec b, vec plus) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)plus); }
 
 /* Of each lane's four unsigned bytes of weights and four signed ones of x, the products' sum, added to `sum`. */
-INLINE ints dot(ints sum, ints weights, const int8_t *x, int vnni)
+INLINE ints dot_bytes(ints sum, ints weights, const int8_t *x, int vnni)
 {
     if (vnni) { /* as assembly: an intrinsic would want a third build, for processors with AVX-512 and these alone */
         __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(weights), "m"(*(const int32_t(*)[1])x));
@@ -54,7 +54,7 @@ INLINE vec widen_float16(const uint8_t *from) { return (vec)_mm256_cvtph_ps(_mm_
 INLINE vec fused(vec a, vec b, vec plus) { return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)plus); }
 
 /* The sum of two products of bytes has no room in 16 bits where a weight has eight: the highest is multiplied apart. */
-INLINE ints dot(ints sum, ints weights, const int8_t *x, int vnni)
+INLINE ints dot_bytes(ints sum, ints weights, const int8_t *x, int vnni)
 {
     (void)vnni;
     int32_t four;
@@ -117,7 +117,7 @@ INLINE void multiply_lanes(Kind kind, int vnni, real *out, const real *residual,
         for (int r = 0; r < rows; r++) {
             const Quantised *own = x + r * blocks + at;
             ints whole = (ints){0} - middle * own->sum;
-            for (int i = 0; i < BLOCK / 4; i++) whole = dot(whole, weights[i], own->values + 4 * i, vnni);
+            for (int i = 0; i < BLOCK / 4; i++) whole = dot_bytes(whole, weights[i], own->values + 4 * i, vnni);
             product[r] = fused(to_floats(whole), scale * own->scale, product[r]);
             if (kind == Q4_1) product[r] = fused(least, all(own->total), product[r]);
         }

@@ -241,6 +241,31 @@ INLINE void add_values(float *const sum_of[], const float weights[][TOKENS], con
     }
 }
 
+/* Scores of a query, of which it sees those from `behind` up to `visible`, become weights relative to the highest so far;
+ * returns what its sums are to be multiplied with. */
+INLINE float weigh_scores(Softmax *s, int query, float *weights, int behind, int visible, int tokens)
+{
+    const ints lane = {EACH_LANE};
+    vec highest = all(s->highest[query]), total = all(0);
+    for (int t = 0; t < tokens; t += LANES) {
+        ints seen = (lane < visible - t) & (lane >= behind - t);
+        vec score = choose(seen, load(weights + t), all(-__builtin_inff()));
+        store(weights + t, score);
+        highest = larger(highest, score);
+    }
+    float peak = most(highest);
+    peak = peak > -3e38f ? peak : -3e38f; /* a query that sees none of these tokens: -inf minus -inf is no number */
+    float rescale = exponential(all(s->highest[query] - peak))[0];
+    for (int t = 0; t < tokens; t += LANES) {
+        vec weight = exponential(load(weights + t) - peak);
+        store(weights + t, weight);
+        total += weight;
+    }
+    s->highest[query] = peak;
+    s->weight[query] = s->weight[query] * rescale + sum(total);
+    return rescale;
+}
+
 /* Up to four queries over up to TOKENS tokens, of which query j sees those from `behind[j]` up to `visible[j]`. */
 INLINE void attend_some(const float *const q[], Softmax *s, int first, int queries, const int behind[],
                         const int visible[], const float *const keys[], const float *const values[], int dimension,
@@ -248,28 +273,11 @@ INLINE void attend_some(const float *const q[], Softmax *s, int first, int queri
 {
     float weights[4][TOKENS], rescale[4], *sum_of[4];
     int longest = 0;
-    const ints lane = {EACH_LANE};
     for (int j = 0; j < queries; j++) longest = visible[j] > longest ? visible[j] : longest;
     longest = (longest + LANES - 1) / LANES * LANES;
     for (int j = 0; j < queries; j++) {
-        vec highest = all(s->highest[first + j]), total = all(0);
         scores(weights[j], q[j], keys, longest, scale, dimension);
-        for (int t = 0; t < longest; t += LANES) {
-            ints seen = (lane < visible[j] - t) & (lane >= behind[j] - t);
-            vec score = choose(seen, load(weights[j] + t), all(-__builtin_inff()));
-            store(weights[j] + t, score);
-            highest = larger(highest, score);
-        }
-        float peak = most(highest);
-        peak = peak > -3e38f ? peak : -3e38f; /* a query that sees none of these tokens: -inf minus -inf is no number */
-        rescale[j] = exponential(all(s->highest[first + j] - peak))[0];
-        for (int t = 0; t < longest; t += LANES) {
-            vec weight = exponential(load(weights[j] + t) - peak);
-            store(weights[j] + t, weight);
-            total += weight;
-        }
-        s->highest[first + j] = peak;
-        s->weight[first + j] = s->weight[first + j] * rescale[j] + sum(total);
+        rescale[j] = weigh_scores(s, first + j, weights[j], behind[j], visible[j], longest);
         sum_of[j] = s->sum[first + j];
     }
     add_values(sum_of, (const float(*)[TOKENS])weights, rescale, queries, values, longest, dimension);
@@ -338,8 +346,22 @@ INLINE int64_t first_token(const Attention *a, const int64_t *tile)
     return a->window && tile[2] > a->window ? tile[2] - a->window : 0;
 }
 
-static void attend_task(const Attention *a, const int64_t *tile, int64_t head, int64_t from, int64_t to, Softmax *s)
+#if defined(BFLOAT16) && defined(__AVX512F__)
+#include "attention_rows.h"
+#endif
+
+/* `together`: KV heads from `head` on that are computed at once, more than one in tiles of one row alone. */
+static void attend_task(const Attention *a, const int64_t *tile, int64_t head, int64_t together, int64_t from, int64_t to,
+                        Softmax *s)
 {
+#if defined(BFLOAT16) && defined(__AVX512F__)
+    if (tile[1] == 1) {
+        attend_task_row(a, tile, head, together, from, to, s);
+        return;
+    }
+#else
+    (void)together;
+#endif
     if (a->dimension == 64)
         attend_tokens(a, tile, head, from, to, s, 64);
     else if (a->dimension == 128)
@@ -366,31 +388,37 @@ int sluice_attend(real *out, const real *q, int64_t q_stride, const real *layer,
 {
     const Attention a = {q,     q_stride, layer,    tables,    tiles, table_width, block_tokens,
                          heads, kv_heads, dimension, scale, window};
+    int64_t together = 1;
+#if defined(BFLOAT16) && defined(__AVX512F__)
+    if (are_rows(&a, tiles, num_tiles)) together = kv_heads;
+#endif
+    Attention tasks = a; /* what a task computes, as if its heads shared one KV head */
+    tasks.kv_heads = kv_heads / together;
     if (shares == 1) {
 #pragma omp parallel for schedule(dynamic, 1)
-        for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
+        for (int64_t task = 0; task < num_tiles * tasks.kv_heads; task++) {
             Softmax s;
-            const int64_t *tile = tiles + task / kv_heads * 4;
-            attend_task(&a, tile, task % kv_heads, first_token(&a, tile), tile[2] + tile[1] - 1, &s);
-            write_out(&a, tile, task % kv_heads, &s, out);
+            const int64_t *tile = tiles + task / tasks.kv_heads * 4;
+            attend_task(&a, tile, task % tasks.kv_heads, together, first_token(&a, tile), tile[2] + tile[1] - 1, &s);
+            write_out(&tasks, tile, task % tasks.kv_heads, &s, out);
         }
         return 0;
     }
-    Softmax *parts = malloc(sizeof(Softmax) * (size_t)(num_tiles * kv_heads * shares));
+    Softmax *parts = malloc(sizeof(Softmax) * (size_t)(num_tiles * tasks.kv_heads * shares));
     if (!parts) return 1;
 #pragma omp parallel for schedule(dynamic, 1)
-    for (int64_t task = 0; task < num_tiles * kv_heads * shares; task++) {
-        const int64_t *tile = tiles + task / shares / kv_heads * 4;
+    for (int64_t task = 0; task < num_tiles * tasks.kv_heads * shares; task++) {
+        const int64_t *tile = tiles + task / shares / tasks.kv_heads * 4;
         int64_t from = first_token(&a, tile), tokens = tile[2] + tile[1] - 1 - from, share = task % shares;
-        attend_task(&a, tile, task / shares % kv_heads, from + tokens * share / shares,
+        attend_task(&a, tile, task / shares % tasks.kv_heads, together, from + tokens * share / shares,
                     from + tokens * (share + 1) / shares, parts + task);
     }
-    for (int64_t task = 0; task < num_tiles * kv_heads; task++) {
-        const int64_t *tile = tiles + task / kv_heads * 4;
+    for (int64_t task = 0; task < num_tiles * tasks.kv_heads; task++) {
+        const int64_t *tile = tiles + task / tasks.kv_heads * 4;
         Softmax *s = parts + task * shares;
         for (int64_t share = 1; share < shares; share++)
-            merge(s, s + share, (int)(tile[1] * heads / kv_heads), (int)dimension);
-        write_out(&a, tile, task % kv_heads, s, out);
+            merge(s, s + share, (int)(tile[1] * heads / tasks.kv_heads), (int)dimension);
+        write_out(&tasks, tile, task % tasks.kv_heads, s, out);
     }
     free(parts);
     return 0;

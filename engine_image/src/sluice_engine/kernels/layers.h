@@ -1,5 +1,5 @@
-/* Whole decoder layers in one call, for steps of few rows: between its products a layer's own calls would cost a single
- * stream a quarter of its time. They are the same functions in the same order, so the results are the same bits.
+/* Whole decoder layers in one call: between its products a layer's own calls would cost a single stream a quarter of its
+ * time. They are the same functions in the same order, so the results are the same bits.
  */
 
 typedef struct {

@@ -53,7 +53,7 @@ class LayerParts:
 
 
 class LayerStack:
-    """Consecutive layers, the first of a model's."""
+    """A model's layers, or the first of them."""
 
     def __init__(
         self, kernels: Kernels, layers: Sequence[LayerParts], heads: int, kv_heads: int, epsilon: float
@@ -81,11 +81,13 @@ class LayerStack:
         caches: Sequence[Tensor],
         block_tokens: int,
     ) -> None:
-        """Rows x [T, H] through the layers, in place; `caches` as `Kernels.attend` takes each."""
+        """Rows x [T, H] in place through as many layers as there are `caches`, each as `Kernels.attend` takes it."""
         assert x.dtype is torch.bfloat16, "layers of another type"
         assert all(layer.dtype is torch.bfloat16 for layer in caches), "a cache of another type"
+        if not caches:
+            return
         dimension = caches[0].shape[1] // (2 * self._kv_heads)
-        shares = [self._kernels.shares(tiles, self._kv_heads, window) for window in (None, self._window)]
+        shares = [self._kernels.shares(tiles, len(x), self._kv_heads, window) for window in (None, self._window)]
         step = _Step(
             turns.data_ptr(), positions.data_ptr(), kv_rows.data_ptr(), tiles.tables.data_ptr(), tiles.rows.data_ptr(),
             len(x), tiles.tables.shape[1], len(tiles.rows), *shares, block_tokens,

@@ -127,6 +127,8 @@ class Kernels:
         self.dtype = dtype
         """Of every tensor that is no index: the library reads memory, and would take another type's for its own."""
         size, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+        # A row's heads are one task there.
+        self._rows_together = dtype is torch.bfloat16 and level == "avx512"
         self._attend = library.sluice_attend
         self._attend.argtypes = [address, address, size, address, address, size, address, *[size] * 5, real, size, size]
         self._norm = library.sluice_norm
@@ -147,14 +149,14 @@ class Kernels:
         for call in (self._norm, self._turn_and_store, self._silu_mul):
             call.restype = None
 
-    @staticmethod
-    def shares(tiles: Tiles, kv_heads: int, window: int | None) -> int:
-        """Parts that each context is split into, so that few tiles keep all threads busy."""
-        tasks, wanted = len(tiles.rows) * kv_heads, 2 * torch.get_num_threads()
+    def shares(self, tiles: Tiles, rows: int, kv_heads: int, window: int | None) -> int:
+        """Parts that each context is split into, so that few tiles of so many rows keep all threads busy."""
+        together = self._rows_together and len(tiles.rows) == rows
+        tasks, wanted = len(tiles.rows) * (1 if together else kv_heads), 2 * torch.get_num_threads()
         if tasks >= wanted:
             return 1
         longest = min(tiles.max_tokens, window or tiles.max_tokens)
-        return max(1, min(-(-wanted // tasks), longest // _SHARE_TOKENS))
+        return max(1, min(-(-wanted // tasks), longest // (_SHARE_TOKENS // (kv_heads if together else 1))))
 
     def attend(
         self,
@@ -174,7 +176,7 @@ class Kernels:
         assert q.dtype is layer.dtype is out.dtype is self.dtype, "attention between types"
         _, heads, dimension = q.shape
         num_tiles = len(tiles.rows)
-        shares = self.shares(tiles, kv_heads, window)
+        shares = self.shares(tiles, len(q), kv_heads, window)
         failed = self._attend(
             out.data_ptr(), q.data_ptr(), q.stride(0), layer.data_ptr(), tiles.tables.data_ptr(),
             tiles.tables.shape[1], tiles.rows.data_ptr(), num_tiles, block_tokens, heads, kv_heads, dimension,
