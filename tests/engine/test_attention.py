@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from sluice_engine.compute.attention import KVCache, attend_chunk, attend_single
 from sluice_engine.compute.inputs import StepBuilder
 from sluice_engine.compute.step_inputs import StepInputs
 from sluice_engine.core.fit import blocks_for
-from sluice_engine.core.plan import ScheduledRequest, StepPlan
+from sluice_engine.core.plan import NO_POSITIONS, ScheduledRequest, StepPlan
 from sluice_engine.core.request import Request, SamplingParams
 from sluice_engine.model_files.architecture import Architecture
 
@@ -118,6 +119,32 @@ def test_every_sampling_row_is_found_again_among_the_last_layer_s_rows() -> None
     assert inputs.sampled.tolist() == [1, 3, 2, 0]  # by length: 21, 12, 10, 8
     assert inputs.sample_rows.tolist() == [expected[slot] for slot in inputs.sampled.tolist()]
     assert sum(bucket.num_rows for bucket in inputs.sample_buckets) == 4
+
+
+def test_decodes_alone_are_built_as_any_single_rows_are() -> None:
+    """The short way says the same as the long one, adapters aside, of which there are none."""
+    batch = Batch([(3, 1), (20, 1), (9, 1), (20, 1), (0, 1)], 1)
+    builder = StepBuilder(BLOCK_TOKENS, 256, torch.float32, CPU, tile_rows=4)
+    builder.adopt(batch.plan.table_changes)
+    shares = batch.plan.scheduled
+    for share in shares:
+        share.request.tokens[-1] = share.slot
+    slots = np.array([share.slot for share in shares])
+    starts = np.array([share.start for share in shares])
+    tokens = np.array([share.tokens[-1] for share in shares])
+    short = builder.inputs(slots, starts, tokens, ())
+    long = builder.inputs(NO_POSITIONS, NO_POSITIONS, NO_POSITIONS, shares)
+    assert short.sampled.tolist() == long.sampled.tolist() == [1, 3, 2, 0, 4]
+    for name in ("token_ids", "positions", "kv_rows", "sample_rows"):
+        assert torch.equal(getattr(short, name), getattr(long, name)), name
+    for name in ("tiles", "sample_tiles"):
+        mine, theirs = getattr(short, name), getattr(long, name)
+        assert torch.equal(mine.tables, theirs.tables)
+        assert torch.equal(mine.rows, theirs.rows)
+        assert mine.max_tokens == theirs.max_tokens
+    assert [short.singles, short.chunks, short.sample_buckets] == [(), (), ()]
+    with pytest.raises(AssertionError, match="no block holds"):
+        builder.inputs(slots, starts + BLOCK_TOKENS, tokens, ())
 
 
 def test_a_table_that_grows_is_appended_to_and_a_preempted_one_written_anew() -> None:

@@ -66,6 +66,8 @@ class StepBuilder:
 
     def inputs(self, decodes: Ints, starts: Ints, tokens: Ints, shares: Sequence[Share]) -> StepInputs:
         """The inputs of a step whose tables are known: decodes that compute `tokens` at `starts`, then the others."""
+        if not shares and self._tile_rows is not None:
+            return self._of_decodes(decodes, starts, tokens)
         short = [share for share in shares if share.num_tokens == 1]
         long = [share for share in shares if share.num_tokens > 1]
         singles = shares_of(decodes, starts, short)
@@ -105,6 +107,30 @@ class StepBuilder:
             sample_tiles=self._tiles(sampled, _NO_SHARES),
             adapters=self._slots.adapters(slots, self._device),
             sample_adapters=self._slots.adapters(sampled.slots, self._device),
+        )
+
+    def _of_decodes(self, slots: Ints, starts: Ints, tokens: Ints) -> StepInputs:
+        """A step of decodes alone, as tiles: what `inputs` would say, in less of the time that one stream feels."""
+        order = np.argsort(-starts, kind="stable")
+        slots, positions = slots[order], starts[order]
+        rows = Shares(slots, positions + 1, np.ones_like(slots))
+        size = self._block_tokens
+        self._slots.check(slots, positions // size + 1)
+        tiles = self._tiles(rows, _NO_SHARES)
+        adapters = self._slots.adapters(slots, self._device)
+        return StepInputs(
+            token_ids=self._tensor(tokens[order]),
+            positions=self._tensor(positions),
+            kv_rows=self._tensor(self._slots.tables[slots, positions // size] * size + positions % size),
+            singles=(),
+            chunks=(),
+            sample_rows=self._tensor(np.arange(len(order))),
+            sample_buckets=(),
+            sampled=order,
+            tiles=tiles,
+            sample_tiles=tiles,
+            adapters=adapters,
+            sample_adapters=adapters,
         )
 
     def remember(self, plan: StepPlan, token_ids: Ints) -> None:
