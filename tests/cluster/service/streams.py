@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import openai
@@ -55,3 +58,22 @@ async def once(url: str, model: str, prompt: str, max_tokens: int) -> Stream:
     """One chat completion by a client of its own, which comes back when it is told to."""
     async with client(url, retries=5) as who:
         return await stream(who, model, prompt, max_tokens)
+
+
+@asynccontextmanager
+async def streaming(url: str, clients: int) -> AsyncIterator[list[Stream]]:
+    """So many clients stream meanwhile, one answer after the other; in the end each waits for its last."""
+    ended: list[Stream] = []
+    over = asyncio.Event()
+
+    async def keep_streaming(number: int) -> None:
+        while not over.is_set():
+            ended.append(await once(url, "tiny", f"client {number}", max_tokens=300))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(clients):
+            group.create_task(keep_streaming(number))
+        try:
+            yield ended
+        finally:
+            over.set()
