@@ -17,6 +17,7 @@ from sluice_engine.compute.adapters import AdapterStore
 from sluice_engine.config import AdaptersConfig, AdapterSource, EngineConfig, ModelConfig, ModelSource, preloaded_key
 from sluice_engine.errors import InvalidConfig
 from sluice_engine.model_files.weights import open_tensors
+from sluice_engine.serving.adapters import ADAPTER_FILES
 from sluice_engine.text.grammars import Grammars
 from tiny_model import make_tiny_llama
 
@@ -27,7 +28,7 @@ LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a model, and adapters below `adapters`; one of them is a link that leads out."""
+    """A directory with a model, and adapters below `adapters`; one is a link that leads out, one holds such."""
     folder = tmp_path_factory.mktemp("served")
     model = make_tiny_llama(folder / "model")
     for seed, name in enumerate(("sql", "legal", "poems")):
@@ -35,6 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_adapter(model, folder / "adapters" / "dora", seed=9, config={"use_dora": True})
     make_adapter(model, folder / "outside", seed=9)
     (folder / "adapters" / "link").symlink_to(folder / "outside")
+    (folder / "adapters" / "borrowed").mkdir()
+    for name in ADAPTER_FILES:
+        (folder / "adapters" / "borrowed" / name).symlink_to(folder / "outside" / name)
     return folder
 
 
@@ -182,6 +186,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str, str]] = [
     (LOAD, {NAME: "a", PATH: "../outside"}, 400, PATH, "adapter_refused"),
     (LOAD, {NAME: "a", PATH: "/etc"}, 400, PATH, "adapter_refused"),
     (LOAD, {NAME: "a", PATH: "link"}, 400, PATH, "adapter_refused"),
+    (LOAD, {NAME: "a", PATH: "borrowed"}, 400, PATH, "adapter_refused"),
+    (LOAD, {NAME: "a", PATH: "\ud800"}, 400, PATH, "invalid_value"),
     (LOAD, {NAME: "a", PATH: "\0"}, 400, PATH, "invalid_value"),
     (LOAD, {NAME: "a", PATH: "a" * 5000}, 400, PATH, "invalid_value"),
     (LOAD, {NAME: "a", PATH: "a" * 3000}, 400, PATH, "adapter_refused"),

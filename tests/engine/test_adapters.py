@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -237,6 +239,16 @@ def _without_config(path: Path) -> None:
     (path / "adapter_config.json").unlink()
 
 
+def _pipe_for_config(path: Path) -> None:
+    (path / "adapter_config.json").unlink()
+    os.mkfifo(path / "adapter_config.json")
+
+
+def _header(text: str) -> Callable[[Path], object]:
+    content = struct.pack("<Q", len(text)) + text.encode()
+    return lambda path: (path / "adapter_model.safetensors").write_bytes(content)
+
+
 def _cut(path: Path) -> None:
     file = path / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -252,6 +264,14 @@ def _cut(path: Path) -> None:
             lambda path: (path / "adapter_model.safetensors").unlink(), "has no adapter_model", id="no tensors"
         ),
         pytest.param(lambda path: (path / "adapter_model.safetensors").write_text("x"), "not a safetensors", id="text"),
+        pytest.param(_pipe_for_config, "is no regular file", id="a pipe for a configuration"),
+        pytest.param(
+            lambda path: (path / "adapter_config.json").write_text(" " * (1 << 20) + "{}"),
+            "holds more than",
+            id="a configuration of more than 1 MiB",
+        ),
+        pytest.param(_header("[]"), "not a safetensors", id="a header that is a list"),
+        pytest.param(_header("[" * 100_000), "not a safetensors", id="a header of 100,000 levels"),
         pytest.param(_cut, "cut short", id="cut short"),
     ],
 )

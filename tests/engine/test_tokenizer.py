@@ -227,6 +227,7 @@ def test_what_is_not_noted_of_a_text_changes_none_of_its_tokens(
         pytest.param("tokenizer.json", None, "ModelMissing", "no tokenizer.json", id="no tokenizer"),
         pytest.param("tokenizer.json", "{", "ModelCorrupt", "cannot be read", id="a cut tokenizer"),
         pytest.param("tokenizer_config.json", "{", "ModelCorrupt", "cannot be read", id="a cut configuration"),
+        pytest.param("tokenizer_config.json", "[" * 100_000, "ModelCorrupt", "cannot be read", id="100,000 levels"),
         pytest.param("generation_config.json", "[]", "ModelCorrupt", "JSON object", id="a list for an object"),
         pytest.param(
             "tokenizer_config.json", '{"chat_template": "{%"}', "ModelCorrupt", "compile", id="a bad template"

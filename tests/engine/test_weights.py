@@ -142,6 +142,9 @@ def _remove_shard(path: Path) -> None:
         ),
         pytest.param(_edit_config(vocab_size=300), "ModelCorrupt", r"\[260, 64\].*asks for \[300, 64\]", id="shape"),
         pytest.param(_write("config.json", b"{"), "ModelCorrupt", "config.json is not JSON", id="config cut short"),
+        pytest.param(
+            _write("config.json", b"[" * 100_000), "ModelCorrupt", "is not JSON", id="config of 100,000 levels"
+        ),
         pytest.param(_write("config.json", b"[]"), "ModelCorrupt", "not a JSON object", id="config is a list"),
         pytest.param(
             lambda path: (path / "model.safetensors").unlink(),

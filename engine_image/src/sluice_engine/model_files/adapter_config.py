@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_engine.errors import AdapterRefused
+from sluice_engine.watched import read_small
 
 CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_RANK = 512
 # Module → the block of a layer that it is in, as Llama and its relatives name both.
 TARGETS = {
@@ -27,7 +29,6 @@ TARGETS = {
     "up_proj": "mlp",
     "down_proj": "mlp",
 }
-_MAX_CONFIG_BYTES = 1 << 20
 # What says nothing about the product: where it came from, how it was trained, and what the tensors say better.
 _IGNORED = frozenset({
     "alora_invocation_tokens_text", "arrow_config", "auto_mapping", "base_model_name_or_path", "corda_config",
@@ -58,9 +59,7 @@ def read_adapter_config(directory: Path) -> AdapterConfig:
     """
     path = directory / CONFIG_FILE
     try:
-        if path.stat().st_size > _MAX_CONFIG_BYTES:
-            raise AdapterRefused(f"{path} is larger than {_MAX_CONFIG_BYTES} bytes")
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_small(path))
     except OSError as error:
         raise AdapterRefused(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -17,13 +17,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sluice_engine.errors import AdapterRefused, ModelUnavailable
-from sluice_engine.model_files.adapter_config import TARGETS, AdapterConfig, read_adapter_config
+from sluice_engine.model_files.adapter_config import TARGETS, WEIGHTS_FILE, AdapterConfig, read_adapter_config
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.tensor_shapes import expected_shapes
 from sluice_engine.model_files.weights_gguf import in_rotary_pairs, is_turned
 from sluice_engine.model_files.weights_safetensors import read_header
 
-WEIGHTS_FILE = "adapter_model.safetensors"
 Part = Literal["qkv", "attention_out", "gate_up", "down"]
 # The model's products, and the modules whose rows each has below each other.
 PARTS: dict[Part, tuple[str, ...]] = {

@@ -124,7 +124,7 @@ def _document(path: Path) -> dict[str, object]:
         data = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{path} is not JSON: {error}", "ModelCorrupt") from error
     if not isinstance(data, dict):
         raise ModelUnavailable(f"{path} is not a JSON object", "ModelCorrupt")

@@ -93,7 +93,7 @@ def _files(directory: Path) -> list[Path]:
         names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
     except OSError as error:
         raise ModelUnavailable(f"{index} cannot be read: {error.strerror}", "ModelMissing") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelUnavailable(f"{index} is not an index of safetensors: no weight_map", "ModelCorrupt") from error
     paths = [directory / name for name in sorted(names)]
     for path in paths:
@@ -119,7 +119,7 @@ def read_header(path: Path) -> dict[str, Entry]:
             return {name: _entry(path, name, line, size - 8 - length) for name, line in header.items()}
     except OSError as error:
         raise ModelUnavailable(f"{path} cannot be read: {error.strerror}", "ModelMissing") from error
-    except (ValueError, struct.error, AttributeError) as error:
+    except (ValueError, struct.error, TypeError, AttributeError, RecursionError) as error:
         raise ModelUnavailable(f"{path} is not a safetensors file", "ModelCorrupt") from error
 
 

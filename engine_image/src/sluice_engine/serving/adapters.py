@@ -16,11 +16,14 @@ from pathlib import Path
 from sluice_engine.config import AdaptersConfig, preloaded_key
 from sluice_engine.core.state import AdapterState
 from sluice_engine.errors import AdapterRefused, InvalidRequest, NotFound
+from sluice_engine.model_files.adapter_config import CONFIG_FILE, WEIGHTS_FILE
 from sluice_engine.protocol.adapters import LoadAdapter
 from sluice_engine.serving.publication import AdapterShelf
 from sluice_engine.serving.service import EngineService
 
 log = logging.getLogger(__name__)
+
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
 
 class Adapters:
@@ -175,8 +178,11 @@ def _within(directory: str, path: str) -> Path:
         root = Path(directory).resolve()
         wanted = Path(root, path).resolve()
         is_there = wanted.is_relative_to(root) and wanted.is_dir()
-    except (OSError, RuntimeError) as error:
+        leads_out = [name for name in ADAPTER_FILES if not (wanted / name).resolve().is_relative_to(root)]
+    except (OSError, RuntimeError, ValueError) as error:
         raise AdapterRefused(f"{path[:200]} cannot be read") from error
     if not is_there:
         raise AdapterRefused(f"{path[:200]} is no directory within {directory}")
+    if leads_out:
+        raise AdapterRefused(f"{path[:200]}: {leads_out[0]} is a link that leads out of {directory}")
     return wanted

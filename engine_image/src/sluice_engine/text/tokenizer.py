@@ -204,7 +204,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelUnavailable(f"{path} cannot be read: {_line(error)}") from error
     if not isinstance(document, dict):
         raise ModelUnavailable(f"{path} does not hold a JSON object")
