@@ -95,6 +95,7 @@ def test_prompts_of_a_file_come_over_and_over(tmp_path: Path) -> None:
     [
         pytest.param("", "holds no prompt", id="empty"),
         pytest.param("good\n{bad", "line 2", id="broken-json"),
+        pytest.param('good\n{"prompt": ' + "[" * 100_000, "line 2", id="100,000-levels"),
         pytest.param('{"text": "x"}', "needs a text under `prompt`", id="another-field"),
     ],
 )
@@ -188,6 +189,8 @@ async def test_a_stream_is_timed_event_by_event_and_counted_by_its_usage() -> No
         pytest.param('{"choices": [7], "usage": [1]}', id="a-choice-that-is-no-object"),
         pytest.param('{"choices": [{"delta": "a"}]}', id="a-delta-that-is-text"),
         pytest.param('{"usage": {"prompt_tokens": "many", "completion_tokens": {}}}', id="counts-that-are-none"),
+        pytest.param('{"usage": {"prompt_tokens": 1e999, "completion_tokens": NaN}}', id="counts-beyond-all-numbers"),
+        pytest.param("[" * 100_000, id="100,000-levels"),
     ],
 )
 async def test_a_server_that_tells_no_tokens_is_measured_by_its_events(odd: str) -> None:
@@ -208,6 +211,12 @@ async def test_a_stream_that_broke_is_not_whole(lines: tuple[str, ...], code: st
     answer = await one(lambda request: stream(request, *lines))
 
     assert (answer.is_whole, answer.code, answer.status) == (False, code, 200)
+
+
+async def test_a_line_without_an_end_is_a_broken_connection() -> None:
+    answer = await one(lambda request: stream(request, event("x" * 3_000_000), "[DONE]"))
+
+    assert (answer.is_whole, answer.code) == (False, "connection: LineTooLong")
 
 
 async def refuse(headers: dict[str, str], times: list[int]) -> web.Response:
@@ -371,6 +380,7 @@ async def test_ctrl_c_ends_the_load_and_prints_what_there_is() -> None:
         pytest.param(["http://h", "--itl", "0s"], "no time at all", id="no-time"),
         pytest.param(["http://h", "--prompt-words", "9-3"], "LOW-HIGH", id="a-range-backwards"),
         pytest.param(["http://h", "--header", "nothing"], "NAME: VALUE", id="no-header"),
+        pytest.param(["http://h", "--requests", "9" * 20], "10000000", id="more-than-can-be-counted"),
         pytest.param(["http://h", "--rate", "nan"], "nan is no number", id="not-a-number"),
         pytest.param(["http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models", id="nobody-answers"),
     ],

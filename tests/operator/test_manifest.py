@@ -79,6 +79,22 @@ CHAIN = "a: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 
             manifest_with(metadata="name: chat, namespace: [a]"), "metadata.namespace", id="a namespace that is a list"
         ),
         pytest.param(
+            manifest_with(metadata="name: 12"), "metadata.name: Invalid value: 12: must be a string",
+            id="a name that is a number",
+        ),
+        pytest.param(
+            manifest_with(metadata=f"name: {'a' * 100_000}"), "metadata.name: Too long: may not be more than 253",
+            id="a name of 100,000 letters",
+        ),
+        pytest.param(
+            manifest_with(metadata="name: chat, labels: {a: b, c: 1}"), "metadata.labels['c']: Invalid value: 1",
+            id="a label that is a number",
+        ),
+        pytest.param(
+            manifest_with(metadata="name: chat, annotations: [a]"),
+            "metadata.annotations: Invalid value: ['a']: must be a map of strings", id="annotations that are a list",
+        ),
+        pytest.param(
             manifest_with(metadata="name: chat, generation: x"), "metadata.generation", id="a generation in words"
         ),
         pytest.param(

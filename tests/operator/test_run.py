@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -78,9 +80,9 @@ async def test_the_last_words_of_a_program_are_no_json(tmp_path: Path) -> None:
     assert str(caught.value) == "the gate ended (exit code 0): terminating"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_while_it_starts_ends_it_with_exit_code_1(tmp_path: Path, number: signal.Signals) -> None:
+@asynccontextmanager
+async def starting(cache: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The command, once it has started both programs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -88,7 +90,7 @@ async def test_a_signal_while_it_starts_ends_it_with_exit_code_1(tmp_path: Path,
         "run",
         DEMO,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
     )
     assert process.stderr is not None
     try:
@@ -97,12 +99,40 @@ async def test_a_signal_while_it_starts_ends_it_with_exit_code_1(tmp_path: Path,
             while not told or not told[-1].endswith(b": starting\n"):
                 told.append(await process.stderr.readline())
                 assert told[-1], b"".join(told)
-            process.send_signal(number)
-            _, rest = await process.communicate()
+            yield process
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+async def test_a_signal_while_it_starts_ends_it_with_exit_code_1(tmp_path: Path, number: signal.Signals) -> None:
+    async with starting(tmp_path) as process:
+        process.send_signal(number)
+        _, rest = await process.communicate()
+
     assert process.returncode == 1
     assert rest.decode().endswith("stopped before it was ready\n")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only there does a kernel tell children that their parent died")
+async def test_a_command_that_is_killed_leaves_nothing_running(tmp_path: Path) -> None:
+    async with starting(tmp_path) as process:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()  # noqa: ASYNC240
+        process.kill()
+        await process.wait()
+        while any(map(is_running, children)):  # noqa: ASYNC110  # another process's end
+            await asyncio.sleep(0.05)
+
+    assert len(children) == 2
+
+
+def is_running(pid: str) -> bool:
+    """Not ended, nor only waiting for somebody to take note of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

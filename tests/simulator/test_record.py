@@ -8,6 +8,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -247,28 +248,34 @@ class _AdminPort(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def admin_port(recorded: dict[str, Any]) -> Iterator[str]:
-    steps = {key: recorded[key] for key in ("steps", "requests")}
-    handler = type(
-        "Pages",
-        (_AdminPort,),
-        {
-            "pages": {
-                "/state": recorded["state"],
-                "/steps": steps,
-                "/step-table": {"table": recorded["table"]},
-                "/decisions": {"decisions": []},
-            }
-        },
-    )
+@contextmanager
+def answering(pages: dict[str, Any]) -> Iterator[str]:
+    handler = type("Pages", (_AdminPort,), {"pages": pages})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def pages(recorded: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "/state": recorded["state"],
+        "/steps": {key: recorded[key] for key in ("steps", "requests")},
+        "/step-table": {"table": recorded["table"]},
+        "/decisions": {"decisions": []},
+    }
+
+
+@pytest.fixture
+def admin_port(pages: dict[str, Any]) -> Iterator[str]:
+    with answering(pages) as url:
+        yield url
 
 
 @pytest.mark.parametrize("own_table", [False, True])
@@ -291,6 +298,29 @@ def test_record_writes_what_from_reads(
     assert f"{len(recorded['steps']):,} steps, 300 requests that ended" in capsys.readouterr().out
     assert main.run(["simulate", "--from", str(output)]) == 0
     assert "recorded steps planned the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("path", "page", "says"),
+    [
+        pytest.param("/state", {}, "/state: does not answer as an admin port does", id="no-state"),
+        pytest.param("/steps", {"steps": 5}, "steps: are no records with step", id="steps-no-list"),
+        pytest.param(
+            "/steps", {"steps": [{"step": [1]}]}, "steps: are no records with step", id="a-step-without-number"
+        ),
+        pytest.param("/steps", {"requests": [1]}, "requests: are no records with request_id", id="no-request"),
+        pytest.param("/decisions", {"decisions": [{"request_id": "a"}]}, "and arrived_us", id="a-decision-of-no-time"),
+    ],
+)
+def test_record_refuses_what_no_admin_port_says(
+    capsys: pytest.CaptureFixture[str], pages: dict[str, Any], tmp_path: Path, path: str, page: Any, says: str
+) -> None:
+    with answering({**pages, path: page}) as url:
+        assert main.run(["record", url, "--for", "0s", "-o", str(tmp_path / "x")]) == 2
+
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://127.0.0.1", "nowhere"])

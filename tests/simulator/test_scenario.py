@@ -229,7 +229,16 @@ def test_the_command_refuses_a_broken_file_in_one_line(
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--set", "seed"], ["--set", "a=["], ["--sweep", "seed="], ["--sweep", "seed"], ["--sweep", "replicas=4..1"]],
+    [
+        ["--set", "seed"],
+        ["--set", "a=["],
+        ["--sweep", "seed="],
+        ["--sweep", "seed"],
+        ["--sweep", "replicas=4..1"],
+        ["--sweep", "seed=1,"],
+        ["--html", ""],
+        ["--plot", ""],
+    ],
 )
 def test_the_command_refuses_a_broken_option(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str]

@@ -67,6 +67,9 @@ def simulate(
 
     Exit codes: 0 it ran; 2 wrong usage, or a file or rule that is broken.
     """
+    for option, name in (("--plot", plot_file), ("--html", html_file)):
+        if name == "":
+            raise click.BadParameter("an empty text is no name of a file", param_hint=option)
     if plot_file:
         plot.require()
     changes = [_setting(one) for one in settings]
@@ -150,7 +153,10 @@ def _axis(text: str) -> sweep.Axis:
     key, sign, values = text.partition("=")
     if not sign or not key or not values:
         raise click.BadParameter(f"{text!r} is no sweep: write KEY=A,B,…", param_hint="--sweep")
-    read = list(_values(values.split(",")))
+    parts = values.split(",")
+    if not all(part.strip() for part in parts):
+        raise click.BadParameter(f"{text!r} has an empty value: write null where none is meant", param_hint="--sweep")
+    read = list(_values(parts))
     if not read:
         raise click.BadParameter(f"{text!r} has no value: a range A..B goes upwards", param_hint="--sweep")
     if len(read) > _MOST_RUNS:

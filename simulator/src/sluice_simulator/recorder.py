@@ -6,6 +6,7 @@ of many looks. Knows nothing of what the numbers mean.
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -49,24 +50,35 @@ class Watch:
             InvalidInput: nobody answers there, or it is no admin port.
         """
         self.state = fetch(f"{url}/state")
+        if "schema_version" not in self.state:
+            raise InvalidInput(f"{url}/state", "", "does not answer as an admin port does")
         self.learned = fetch(f"{url}/step-table").get("table")
         if self.table is None:
             self.table = self.learned
-        engine = self.state.get("engine") or {}
         last = max(self._steps, default=0)
         # Steps go on while we look: a few more than there were, and no more than the ring holds.
-        count = min(_MOST_STEPS, max(1, engine.get("step", 0) - last + 64)) if last else _MOST_STEPS
+        count = min(_MOST_STEPS, max(1, self._of_engine("step") - last + 64)) if last else _MOST_STEPS
         answer = fetch(f"{url}/steps?last={count}")
-        self._steps |= {step["step"]: step for step in answer.get("steps", [])}
-        decisions = fetch(f"{url}/decisions?last={_MOST_STEPS}").get("decisions", [])
-        self._decisions |= {decision["request_id"]: decision for decision in decisions}
-        self._requests |= {request["request_id"]: request for request in answer.get("requests", [])}
+        self._steps |= {step["step"]: step for step in _members(answer, "steps", url, step=int)}
+        decisions = fetch(f"{url}/decisions?last={_MOST_STEPS}")
+        self._decisions |= {
+            decision["request_id"]: decision
+            for decision in _members(decisions, "decisions", url, request_id=str, arrived_us=int)
+        }
+        self._requests |= {
+            request["request_id"]: request
+            for request in _members(answer, "requests", url, request_id=str, queued_us=int)
+        }
 
     @property
     def in_flight(self) -> int:
         """Requests in the engine when it was looked at last."""
-        engine = self.state.get("engine") or {}
-        return int(engine.get("running_requests", 0)) + int(engine.get("waiting_requests", 0))
+        return self._of_engine("running_requests") + self._of_engine("waiting_requests")
+
+    def _of_engine(self, name: str) -> int:
+        engine = self.state.get("engine")
+        value = engine.get(name) if isinstance(engine, dict) else None
+        return value if isinstance(value, int) else 0
 
     def document(self, service: dict[str, Any] | None) -> dict[str, Any]:
         """The record."""
@@ -132,7 +144,7 @@ def fetch(url: str) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310  # the scheme was seen to
             document = json.load(response)
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", None) or error
         raise InvalidInput(
             url, "", f"does not answer as an admin port does: {' '.join(str(reason).split())}"
@@ -140,6 +152,19 @@ def fetch(url: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidInput(url, "", "does not answer as an admin port does")
     return document
+
+
+def _members(answer: dict[str, Any], name: str, url: str, **types: type) -> list[dict[str, Any]]:
+    """The records under a name, each with what it is known and ordered by.
+
+    Raises:
+        InvalidInput: they are something else, so that whatever answers there is no admin port.
+    """
+    found = answer.get(name, [])
+    for one in found if isinstance(found, list) else [None]:
+        if not isinstance(one, dict) or any(not isinstance(one.get(key), kind) for key, kind in types.items()):
+            raise InvalidInput(url, name, f"are no records with {' and '.join(types)}")
+    return list(found)
 
 
 def _service(file: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp.http import HttpProcessingError
 
 from sluice_operator.bench.answers import Answer
 from sluice_operator.errors import InvalidSettings, Unreachable
@@ -100,7 +101,7 @@ class Clients:
             answer = Answer(attempts=attempts)
             try:
                 wait_s = await self._attempt(text, answer, max_tokens or self._asked.max_tokens)
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+            except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
                 answer.code, wait_s = f"connection: {type(error).__name__}", None
             if wait_s is None or attempts > self._asked.retries:
                 break
@@ -154,14 +155,17 @@ class Clients:
         try:
             async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:
                 body = await response.content.read(_BODY_BYTES)
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, OSError, ValueError) as error:
             raise Unreachable(f"{url}: {str(error) or type(error).__name__}") from error
         if response.status != _OK:
             raise Unreachable(f"{url}: HTTP {response.status}: {_error_code(body) or 'no list of models'}")
         try:
-            return str(json.loads(body)["data"][0]["id"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise Unreachable(f"{url}: no list of models; --model names one") from error
+            name = json.loads(body)["data"][0]["id"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            name = None
+        if not isinstance(name, str) or not name:
+            raise Unreachable(f"{url}: no list of models; --model names one")
+        return name
 
 
 def server_url(text: str) -> str:
@@ -235,7 +239,7 @@ def _has_text(event: Mapping[str, Any]) -> bool:
 def _json_object(payload: bytes) -> dict[str, Any]:
     try:
         found = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -243,7 +247,8 @@ def _json_object(payload: bytes) -> dict[str, Any]:
 def _error_code(body: bytes) -> str:
     """The code of OpenAI's error object, else its type; empty where there is none."""
     error = _json_object(body).get("error")
-    return str(error.get("code") or error.get("type") or "") if isinstance(error, dict) else ""
+    said = (error.get("code"), error.get("type")) if isinstance(error, dict) else ()
+    return next((str(one) for one in said if one and isinstance(one, str | int)), "")
 
 
 def _wait_s(headers: Mapping[str, str]) -> float | None:

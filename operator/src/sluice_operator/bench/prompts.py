@@ -51,7 +51,7 @@ def _of_line(line: str, where: str) -> str:
         return line
     try:
         text = json.loads(line).get("prompt")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidSettings(f"{where}: {error}") from error
     if not isinstance(text, str) or not text:
         raise InvalidSettings(f"{where}: an object needs a text under `prompt`")

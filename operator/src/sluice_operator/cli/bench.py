@@ -35,7 +35,7 @@ _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+): *([^\r\n]*)")
 @click.option(
     "--rate", type=Number(0.001, 10_000), metavar="R", help="Instead: R requests a second, at random moments."
 )
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests in all. [default: 64]")
+@click.option("--requests", type=click.IntRange(1, 10_000_000), metavar="N", help="Requests in all. [default: 64]")
 @click.option("--seconds", type=Number(0.1, 86_400), metavar="S", help="Instead: begin requests for so long.")
 @click.option(
     "--prompt-words", default="32-256", show_default=True, metavar="LOW-HIGH", help="Words of a prompt, drawn evenly."

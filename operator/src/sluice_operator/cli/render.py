@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 
 import click
 import yaml
@@ -15,6 +16,9 @@ from sluice_operator.rendering.surroundings import Surroundings
 from sluice_operator.resource import manifest
 
 _VERSION = importlib.metadata.version("sluice-operator")
+# What could stand there at all; whether a registry takes it is the registry's to say.
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,1023}")
+_URL = re.compile(r"https?://[!-~]{1,1024}")
 
 
 @click.command()
@@ -53,6 +57,11 @@ def render(file: str, namespace: str, engine_image: str, gate_image: str, promet
     if not manifest.is_namespace(namespace):
         problem = f"{namespace!r} is no namespace: lower case letters, digits and '-', at most 63"
         raise click.BadParameter(problem, param_hint="--namespace")
+    for option, image in (("--engine-image", engine_image), ("--gate-image", gate_image)):
+        if not _IMAGE.fullmatch(image):
+            raise click.BadParameter(f"{image!r} is no name of an image", param_hint=option)
+    if prometheus_url and not _URL.fullmatch(prometheus_url):
+        raise click.BadParameter(f"{prometheus_url!r} is no URL, as http://prometheus:9090", param_hint="--prometheus")
     images = Images(engine=engine_image, gate=gate_image)
     # As where the optional kinds are installed, and the chart is with its defaults.
     surroundings = Surroundings(kinds=frozenset(OPTIONAL_KINDS), prometheus_url=prometheus_url)

@@ -22,6 +22,8 @@ from sluice_operator.resource import manifest
 from sluice_operator.resource.spec import ServiceSpec
 
 _HOST = "127.0.0.1"
+# A terminal that is closed hangs up.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @click.command()
@@ -105,21 +107,25 @@ def _require_free(ports: Mapping[str, int]) -> None:
 async def _serve(pod: LocalPod, *, as_json: bool) -> int:
     stopped = asyncio.Event()
     main = asyncio.current_task()
+    signals = 0
 
     def stop() -> None:
-        # The second signal does not wait for streams.
-        if stopped.is_set() and main is not None:
+        nonlocal signals
+        signals += 1
+        # The second signal does not wait for streams; one after it must not interrupt what ends the programs.
+        if signals == 2 and main is not None:
             main.cancel()
         stopped.set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+    for number in _ENDING:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+            loop.add_signal_handler(number, stop)
     try:
         async with pod:
             if not await _until_ready(pod, stopped):
                 await pod.stop(drain=False)
-                click.echo("stopped before it was ready", err=True)
+                _tell("stopped before it was ready")
                 return 1
             await _greet(pod.spec, pod, as_json=as_json)
             failed = asyncio.create_task(pod.wait_failed())
@@ -129,17 +135,23 @@ async def _serve(pod: LocalPod, *, as_json: bool) -> int:
             if failed in done:
                 failed.result()
             failed.cancel()
-            click.echo("stopping: open streams may end first (Ctrl-C again: at once)", err=True)
+            _tell("stopping: open streams may end first (Ctrl-C again: at once)")
     except asyncio.CancelledError:
-        click.echo("ended at once", err=True)
+        _tell("ended at once")
         return 1
-    click.echo("stopped", err=True)
+    _tell("stopped")
     return 0
+
+
+def _tell(text: str) -> None:
+    """A line for whoever reads it. Where nobody does any more, as in a terminal that was closed, it goes on."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
 
 
 async def _until_ready(pod: LocalPod, stopped: asyncio.Event) -> bool:
     """Wait until the pod is ready; False when it was told to stop before that."""
-    ready = asyncio.create_task(pod.wait_ready(progress=lambda text: click.echo(f"{pod.spec.name}: {text}", err=True)))
+    ready = asyncio.create_task(pod.wait_ready(progress=lambda text: _tell(f"{pod.spec.name}: {text}")))
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait([ready, waiting], return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
@@ -155,7 +167,7 @@ async def _greet(spec: ServiceSpec, pod: LocalPod, *, as_json: bool) -> None:
     state = await pod.state()
     limits = state.engine.derived if state and state.engine else None
     if limits and not limits.feasible:
-        click.echo(f"{spec.name}: this machine cannot keep the promise: {limits.reason}", err=True)
+        _tell(f"{spec.name}: this machine cannot keep the promise: {limits.reason}")
     if as_json:
         click.echo(json.dumps({"model": name, "url": pod.url, "admin_url": pod.admin_url}))
         return

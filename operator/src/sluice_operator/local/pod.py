@@ -28,6 +28,7 @@ from sluice_operator.cluster.gates import GateClient
 from sluice_operator.errors import PodFailed
 from sluice_operator.local.environment import environment
 from sluice_operator.local.last_words import last_words, signal_name
+from sluice_operator.local.parent import end_with_parent
 from sluice_operator.observed.loading import loading_text
 from sluice_operator.rendering.files import Paths, arguments, files
 from sluice_operator.rendering.foreign.runtime import command, is_foreign, local_environment
@@ -152,10 +153,11 @@ class LocalPod:
             for program in ("engine", "gate"):
                 await self._end(program)
         finally:
-            for process in self._processes.values():
-                if process.returncode is None:
-                    process.kill()
-                    await process.wait()
+            left = [process for process in self._processes.values() if process.returncode is None]
+            for process in left:  # all of them before anything is waited for, which may be interrupted
+                process.kill()
+            for process in left:
+                await process.wait()
             if self._session:
                 await self._session.close()
             if self._folder != Path():
@@ -196,6 +198,7 @@ class LocalPod:
                     env={**os.environ, **self._environment(program)},
                     # A Ctrl-C in the terminal is ours alone to answer, by a drain.
                     start_new_session=True,
+                    preexec_fn=end_with_parent(),  # one call of the kernel, looked up before the fork
                 )
 
     def _command(self, program: str) -> list[str]:

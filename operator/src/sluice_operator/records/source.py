@@ -32,6 +32,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=20, connect=5)
 # 4,096 steps of a thousand requests each are below this; beyond it is no record.
 _LIMIT_BYTES = 1024 * 1024 * 1024
 _OK, _NOT_FOUND = 200, 404
+# Of the message in an error: more is no line for a person.
+_MOST_SAID = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +148,20 @@ async def _get(session: aiohttp.ClientSession, url: str, path: str, *, missing_i
         document = None
     if status == _OK and document is not None:
         return document
-    said = document["error"].get("message") if isinstance(document, dict) and "error" in document else None
+    said = _message(document)
     if status == _NOT_FOUND:
         raise Unreachable(
             f"{url} has no {path.partition('?')[0]}: is it a gate's admin port (9090), not its public one?"
         )
+    said = said or ("something that is no JSON" if status == _OK else "")
     raise Unreachable(f"{url}{path.partition('?')[0]} answers {status}{f': {said}' if said else ''}")
+
+
+def _message(document: Any) -> str:  # noqa: ANN401  # parsed JSON
+    """What an error object of OpenAI's says; empty where there is none: whatever listens there may have answered."""
+    error = document.get("error") if isinstance(document, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message[:_MOST_SAID] if isinstance(message, str) else ""
 
 
 def _why(error: Exception) -> str:

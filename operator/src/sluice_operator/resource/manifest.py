@@ -120,8 +120,12 @@ def check(document: dict[str, Any], where: str) -> dict[str, Any]:
         problem = f'no matches for kind "{_KIND}" in version "{api_version}"'
         raise InvalidManifest(where, [f"{problem}: this release has {' and '.join(schema.api_versions(load_crd()))}"])
     metadata = document.get("metadata")
-    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or name is None:
         raise InvalidManifest(where, ["metadata.name: Required value"])
+    if not isinstance(name, str):
+        problem = f"metadata.name: Invalid value: {_short(name)}: must be a string: write it in quotes"
+        raise InvalidManifest(where, [problem])
     # Null or empty, as templates write it, is a namespace that is not named.
     named = {key: value for key, value in metadata.items() if key != "namespace" or (value is not None and value != "")}
     wrong = list(_metadata_problems(named))
@@ -139,7 +143,7 @@ def is_namespace(name: object) -> bool:
 
 
 def _named(where: str, metadata: dict[str, Any]) -> str:
-    return f"{where}: {_KIND} {metadata['name']!r}"
+    return f"{where}: {_KIND} {_short(metadata['name'])}"
 
 
 def _metadata_problems(metadata: dict[str, Any]) -> Iterator[str]:
@@ -148,6 +152,13 @@ def _metadata_problems(metadata: dict[str, Any]) -> Iterator[str]:
             f"metadata.namespace: Invalid value: {_short(metadata['namespace'])}: must be at most 63 lower case "
             "letters, digits and '-', with a letter or digit at both ends"
         )
+    for field in ("labels", "annotations"):
+        found = metadata.get(field) or {}
+        for key, value in found.items() if isinstance(found, dict) else ((None, None),):
+            if not isinstance(value, str):
+                place = f"metadata.{field}" + ("" if key is None else f"[{_short(key)}]")
+                words = "a map of strings" if key is None else "a string: write it in quotes"
+                yield f"{place}: Invalid value: {_short(found if key is None else value)}: must be {words}"
     for field, kind, words in (("uid", str, "a string"), ("generation", int, "an integer")):
         if not isinstance(metadata.get(field, kind()), kind):
             yield f"metadata.{field}: Invalid value: {_short(metadata[field])}: must be {words}"
