@@ -56,6 +56,8 @@ def changed(path: str, value: object) -> str:
         ),
         pytest.param("model.source", None, "engine.json.model.source: must be an object, not null", id="null"),
         pytest.param("accelerator_count", 9, "accelerator_count: must be 0 (CPU) to 8, not 9", id="nine-accelerators"),
+        pytest.param("scheduling.token_budget", 2**63, "does not fit in 64 bits", id="more-than-64-bits"),
+        pytest.param("scheduling.token_budget", -(10**400), "does not fit in 64 bits", id="400-digits"),
         pytest.param("scheduling.token_budget", 0, "scheduling.token_budget: must be at least 1", id="zero-budget"),
     ],
 )
@@ -83,6 +85,19 @@ def test_the_whole_way_to_what_is_wrong_is_told(document: dict[str, Any], messag
         decode(EngineState, least | document, "state", ignore_unknown=True)
 
     assert message in str(raised.value)
+
+
+def test_the_largest_number_of_64_bits_is_read() -> None:
+    live = json.dumps({"slo": {"time_to_first_token_us": 2**63 - 1, "inter_token_latency_us": 1}})
+
+    assert from_json(LiveConfig, live, "live.json").slo.time_to_first_token_us == 2**63 - 1
+
+
+def test_a_whole_number_beyond_all_floats_is_no_float() -> None:
+    document = {"slo": {"time_to_first_token_us": 1, "inter_token_latency_us": 1, "target_percent": 10**400}}
+
+    with pytest.raises(InvalidConfig, match=r"live\.json\.slo\.target_percent: is out of the range of numbers"):
+        decode(LiveConfig, document, "live.json")
 
 
 def test_text_that_is_not_json_is_one_line() -> None:

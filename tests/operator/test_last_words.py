@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from sluice_operator.local.last_words import last_words
@@ -16,6 +18,14 @@ resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 lea
   warnings.warn('resource_tracker: There appear to be %d '"""
 
 
+GROUP = """  + Exception Group Traceback (most recent call last):
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    | OSError: full
+    +------------------------------------"""
+
+
 @pytest.mark.parametrize(
     ("log", "words"),
     [
@@ -23,6 +33,9 @@ resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 lea
         pytest.param("one\ntwo\n", "two", id="the last line"),
         pytest.param('x\n{"message": "terminating"}', "terminating", id="a message of ours"),
         pytest.param('{"message": "no", "error": "why"}', "no: why", id="with its error"),
+        pytest.param(
+            json.dumps({"message": "no", "exception": GROUP}), "no: OSError: full", id="of a group its last one"
+        ),
         pytest.param(VLLM, "ValueError: To serve at least one request 4 GiB are needed", id="the cause in a traceback"),
         pytest.param("Traceback (most recent call last):\n  File x", "  File x", id="a traceback cut short"),
     ],

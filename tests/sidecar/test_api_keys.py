@@ -146,6 +146,21 @@ def test_a_folder_that_vanishes_takes_no_key_away_and_one_that_is_emptied_takes_
     assert emptied.tenant(OLD) is None
 
 
+@pytest.mark.parametrize("target", ["..data", "..nowhere"])
+def test_a_link_that_leads_nowhere_changes_no_keys(tmp_path: Path, target: str) -> None:
+    mounted = Mounted(tmp_path / "keys", {"chat-team": OLD.encode()})
+    files = key_files(str(mounted.folder), SECRET)
+    assert files.load().tenant(OLD) == "chat-team"
+
+    (mounted.folder / "..data").unlink()
+    (mounted.folder / "..data").symlink_to(target)
+
+    assert files.changed() is None
+    assert files.problem.startswith(f"{mounted.folder}: cannot be read: ")
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        key_files(str(mounted.folder), SECRET).load()
+
+
 def test_a_folder_that_is_not_there_or_too_large_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"nowhere: cannot be read: No such file"):
         key_files(str(tmp_path / "nowhere"), SECRET).load()

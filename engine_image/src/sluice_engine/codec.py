@@ -24,6 +24,7 @@ T = TypeVar("T")
 _Reader = Callable[[object, bool], object]
 """From parsed JSON, and whether unknown keys are passed over, to the value."""
 
+_MOST = 2**63 - 1
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 """What is written as it is."""
 
@@ -73,10 +74,26 @@ def from_json(cls: type[T], text: str | bytes, where: str) -> T:
         InvalidConfig: not JSON, or not a `cls`.
     """
     try:
-        data = json.loads(text)
+        data = loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfig(where, f"is not JSON: {error}") from error
     return decode(cls, data, where)
+
+
+def loads(text: str | bytes) -> Any:  # noqa: ANN401  # JSON
+    """Parsed JSON whose whole numbers have 64 bits: with longer ones, arithmetic would fail far from here.
+
+    Raises:
+        ValueError: it is no such JSON.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(text, parse_int=_whole)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > len(str(-_MOST)) or not -_MOST <= (number := int(digits)) <= _MOST:
+        raise ValueError(f"the number {digits[:20]}… does not fit in 64 bits")
+    return number
 
 
 def digest(value: object) -> str:
@@ -213,7 +230,10 @@ def _literal_reader(words: tuple[Any, ...]) -> _Reader:
 def _scalar_reader(kind: type) -> _Reader:
     def read(data: object, _: bool) -> object:  # noqa: FBT001  # as all readers
         if kind is float and isinstance(data, int) and not isinstance(data, bool):
-            return float(data)
+            try:
+                return float(data)
+            except OverflowError:
+                raise _Mismatch("is out of the range of numbers") from None
         if not isinstance(kind, type) or not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
             raise _Mismatch(f"must be of type {getattr(kind, '__name__', kind)}, not {_kind_of(data)}")
         return data

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from sluice_engine.codec import decode
+from sluice_engine.codec import decode, loads
 from sluice_engine.core.steptime import StepTable
 from sluice_engine.errors import InvalidConfig
 
@@ -18,7 +16,7 @@ def read_step_table(text: str | bytes) -> StepTable:
         RecursionError: JSON nested too deeply.
     """
     try:
-        document = json.loads(text)
+        document = loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidConfig("table", f"is not JSON: {error}") from error
     if isinstance(document, dict) and "table" in document:

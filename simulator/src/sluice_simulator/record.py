@@ -7,7 +7,6 @@ through: a newer engine may say more.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +135,7 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise InvalidInput(str(path), "", "is larger than 1 GiB, which no record is")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = codec.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidInput(str(path), "", error.strerror or "cannot be read") from error
     except (ValueError, RecursionError) as error:

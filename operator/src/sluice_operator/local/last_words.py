@@ -37,7 +37,9 @@ def _told(line: str) -> str:
         return line
     if not isinstance(record, dict) or not isinstance(record.get("message"), str):
         return line
-    error = record.get("error") or str(record.get("exception") or "").strip().rpartition("\n")[2]
+    # Of a group of exceptions the last lines only draw its frame.
+    trace = [part for one in str(record.get("exception") or "").splitlines() if (part := one.strip(" |+-"))]
+    error = record.get("error") or (trace[-1] if trace else "")
     return f"{record['message']}: {error}" if error else record["message"]
 
 

@@ -7,7 +7,6 @@ with `steps` and `requests` as `/steps` gives them and, where they are there, `s
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -143,7 +142,7 @@ async def _get(session: aiohttp.ClientSession, url: str, path: str, *, missing_i
     if status == _NOT_FOUND and missing_is_none:
         return None
     try:
-        document = json.loads(bytes(content))
+        document = codec.loads(bytes(content))
     except (ValueError, RecursionError):
         document = None
     if status == _OK and document is not None:
@@ -179,7 +178,7 @@ def _from_file(source: str) -> Records:
         problem = error.strerror if isinstance(error, OSError) else "is not text in UTF-8"
         raise InvalidSettings(f"{source} cannot be read: {problem}") from error
     try:
-        document = json.loads(text)
+        document = codec.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRecords(f"{source} is not JSON: {error}") from error
     return records(document, source)

@@ -28,6 +28,8 @@ def _read(folder: Path) -> dict[str, bytes]:
         }
     except OSError as error:
         raise InvalidConfig(str(folder), f"cannot be read: {error.strerror}") from error
+    except RuntimeError as error:  # pathlib's word for it, up to Python 3.12
+        raise InvalidConfig(str(folder), "cannot be read: ..data is a link that leads to itself") from error
     if sum(map(len, files.values())) > MOST_BYTES:
         raise InvalidConfig(str(folder), f"holds more than {MOST_BYTES} bytes")
     return files
