@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +16,9 @@ import yaml
 import operator_scene as scene
 from sluice_engine import codec
 from sluice_engine.core.steptime import StepTable
-from sluice_operator.cli import main
+from sluice_operator.cli import commands, main
 
+SLUICE = str(Path(sys.executable).with_name("sluice"))
 MINIMAL = str(scene.EXAMPLES / "minimal.yaml")
 
 
@@ -408,7 +412,7 @@ def test_help_tells_the_exit_codes_and_how_to_read_standard_input(
 
 
 def test_every_command_has_help_and_speaks_json(capsys: pytest.CaptureFixture[str]) -> None:
-    own = [entry for entry in importlib.metadata.entry_points(group=main.GROUP) if "sluice_operator" in entry.value]
+    own = [entry for entry in importlib.metadata.entry_points(group=commands.GROUP) if "sluice_operator" in entry.value]
 
     assert {entry.name for entry in own} >= {"check", "render", "run"}
     for entry in own:
@@ -425,3 +429,34 @@ def test_run_refuses_a_file_with_two_services(capsys: pytest.CaptureFixture[str]
 
     assert code == 2
     assert "one can be run at a time" in err
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = subprocess.run([SLUICE, "render", MINIMAL], stdout=full, stderr=subprocess.PIPE, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr.decode() == "sluice: No space left on device\n"
+
+
+def test_a_reader_that_has_had_enough_is_no_traceback() -> None:
+    with subprocess.Popen([SLUICE, "render", MINIMAL], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+    assert process.returncode == 1
+
+
+def test_ctrl_c_while_a_command_is_loaded_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "sluice_operator.cli.commands", raising=False)
+    monkeypatch.delattr("sluice_operator.cli.commands", raising=False)
+
+    def interrupt(name: str, *_: object) -> None:
+        if name == "sluice_operator.cli.commands":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=interrupt), *sys.meta_path])
+
+    assert main.run(["check", MINIMAL]) == 130

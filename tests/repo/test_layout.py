@@ -150,7 +150,7 @@ def test_tests_are_no_packages() -> None:
         ),
         pytest.param(
             ["torch", "numpy"],
-            "sluice_sidecar.telemetry.state, sluice_operator.handlers, sluice_operator.cli.main",
+            "sluice_sidecar.telemetry.state, sluice_operator.handlers, sluice_operator.cli.commands",
             id="operator and command also without NumPy",
         ),
     ],

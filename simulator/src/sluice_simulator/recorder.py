@@ -50,7 +50,7 @@ class Watch:
             InvalidInput: nobody answers there, or it is no admin port.
         """
         self.state = fetch(f"{url}/state")
-        if "schema_version" not in self.state:
+        if "engine" not in self.state:
             raise InvalidInput(f"{url}/state", "", "does not answer as an admin port does")
         self.learned = fetch(f"{url}/step-table").get("table")
         if self.table is None:

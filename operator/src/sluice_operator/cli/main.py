@@ -1,71 +1,23 @@
-"""The `sluice` command: finds subcommands by entry point and turns every expected error into one line.
-
-Exit codes: 0 fine, 1 the answer is no, 2 usage or input. A subcommand is a click command registered under the group
-`sluice.commands`; it returns its exit code (None: 0).
-"""
+"""Entry point of the console scripts. Imports nothing of weight: a Ctrl-C while the rest loads is no traceback."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-import click
-
-from sluice_engine.errors import EngineError
-from sluice_operator.errors import OperatorError, PodFailed
-
-GROUP = "sluice.commands"
-
-
-class _Commands(click.Group):
-    """Loads a subcommand only when it is asked for, so that one broken distribution does not break the others."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return sorted(entry.name for entry in importlib.metadata.entry_points(group=GROUP))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        del ctx
-        for entry in importlib.metadata.entry_points(group=GROUP, name=cmd_name):
-            command: click.Command = entry.load()
-            return command
-        return None
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="sluice-operator", prog_name="sluice")
-def cli() -> None:
-    """Serve language models within a promised latency."""
+_INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     try:
-        result = cli.main(args=list(arguments), prog_name="sluice", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
-        click.echo(error.format_message(), err=True)
-        result = 2
-    except click.ClickException as error:
-        return _say(error.format_message(), 2)
-    except click.Abort:
-        return 130
-    except PodFailed as error:
-        return _say(str(error), 1)
-    except (OperatorError, EngineError) as error:
-        return _say(str(error), 2)
-    except BrokenPipeError:
-        # Whoever read our output has had enough (`sluice render … | head`).
-        sys.stderr.close()
-        return 1
-    return result if isinstance(result, int) else 0
+        from sluice_operator.cli import commands  # noqa: PLC0415  # takes long enough to be interrupted
+
+        return commands.run(arguments)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
 
 
 def main() -> None:
     """Entry point of the console scripts."""
     sys.exit(run(sys.argv[1:]))
-
-
-def _say(message: str, code: int) -> int:
-    click.echo(f"sluice: {' '.join(message.split())}", err=True)
-    return code
