@@ -14,7 +14,8 @@ CHART = Path(__file__).resolve().parents[3] / "charts/sluice"
 PARTS = ("operator", "engine", "gate")
 IMAGES = ["--set=images.registry=sluice.test", *(f"--set=images.{part}.tag=dev" for part in PARTS)]
 KINDS = "all,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings"
-PATIENCE_S = 180
+# As for services. An earlier chart ends an operator that has not started in a minute, as on busy cores it may not have.
+PATIENCE_S = 300
 
 
 @dataclass(frozen=True, slots=True)
