@@ -98,6 +98,10 @@ peers: $(STAMP) ## A real llama.cpp and a real vLLM behind the gate, installed o
 bench-peers: $(STAMP) ## Sluice, vLLM and llama.cpp under one load in one run (after `make peers`; quiet machine, please)
 	$(BIN)/python benchmarks/peer_load.py
 
+.PHONY: soak
+soak: $(STAMP) ## Twenty minutes of everything a client can ask: nothing may grow, nothing be lost (on any machine)
+	$(BIN)/python benchmarks/soak.py
+
 .PHONY: harness
 harness: $(STAMP) ## guidellm and `sluice bench` load the same service in turn: their figures agree (installs guidellm, 6 GB)
 	$(BIN)/python benchmarks/harness.py

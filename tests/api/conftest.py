@@ -33,6 +33,7 @@ class EngineProcess:
     """A running engine, and where its socket is."""
 
     socket_path: Path
+    pid: int
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +65,7 @@ def engine() -> Iterator[EngineProcess]:
                 assert process.poll() is None, (folder / "log").read_text()
                 assert time.monotonic() < deadline, (folder / "log").read_text()
                 time.sleep(0.02)
-            yield EngineProcess(folder / "s")
+            yield EngineProcess(folder / "s", process.pid)
             process.terminate()
             assert process.wait(30) == 0, (folder / "log").read_text()
             assert "Traceback" not in (folder / "log").read_text()

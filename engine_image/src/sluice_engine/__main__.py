@@ -24,6 +24,7 @@ from typing import NoReturn
 from aiohttp import web
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 
+from sluice_engine import native_settings
 from sluice_engine.codec import digest, from_json
 from sluice_engine.config import EngineConfig
 from sluice_engine.core.state import LoadingProgress
@@ -46,11 +47,6 @@ KEEP_EVERY_S = 60.0
 # Twice what the gate lets through: a header is refused there, in its words.
 MAX_HEADER_BYTES = 32_768
 
-# Turns that OpenMP's threads spin for more work, some 100 ns each, before they sleep. libgomp's own 300,000 outlast the
-# pause between steps many times over, so that idle threads would hold cores that this process's streams, the gate and
-# the clients wait for. A millisecond still outlasts what lies between the operators of a step.
-_SPIN_COUNT = "10000"
-
 
 class Parser(argparse.ArgumentParser):
     """Options whose errors are one line."""
@@ -66,8 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--config", required=True, type=Path, metavar="FILE", help="engine.json")
     options = parser.parse_args(argv)
     log_to_stderr()
-    if "OMP_WAIT_POLICY" not in os.environ:  # whoever sets either knows better
-        os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    native_settings.apply(os.environ)
     try:
         config = from_json(EngineConfig, _read(options.config), options.config.name)
         file = live_file(config.live_path)
