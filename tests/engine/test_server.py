@@ -330,7 +330,7 @@ async def test_a_body_that_is_too_deep_for_what_is_done_with_it_is_400(
     def beyond(*_: object) -> None:
         raise RecursionError("maximum recursion depth exceeded while encoding a JSON object")
 
-    monkeypatch.setattr("sluice_engine.serving.server.chat_prompts", beyond)
+    monkeypatch.setattr("sluice_engine.serving.intake.chat_prompt", beyond)
     status, answer = await engine.post("/v1/chat/completions", chat("hi"))
 
     assert (status, answer["error"]["code"]) == (400, "invalid_json")
