@@ -12,7 +12,7 @@ from engine.gguf_file import make_gguf
 from sluice_engine.config import ModelSource, Quantization
 from sluice_engine.errors import ModelUnavailable
 from sluice_engine.kernels.library import Blocks
-from sluice_engine.model_files.outline import DEMOS, outline, read_outline
+from sluice_engine.model_files.outline import DEMOS, Outline, outline, read_outline
 from sluice_engine.model_files.sources import resolve
 from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama
@@ -36,7 +36,9 @@ def test_the_blocks_of_a_file_are_those_that_are_held(tmp_path: Path, kind: Kind
         held += [layer.blocks.qkv, layer.blocks.attention_out, layer.blocks.gate_up, layer.blocks.down]
     known = read_outline(path)
     assert known.architecture == tensors.architecture
-    assert known.block_bytes == sum(blocks.data.numel() for blocks in held if blocks is not None)
+    sizes = {Kind.Q4_1: 24, Kind.Q8_0: 36}
+    in_blocks = sum(number * sizes[Kind(of)] for of, number in known.blocks)
+    assert in_blocks == sum(blocks.data.numel() for blocks in held if blocks is not None)
 
 
 def test_a_folder_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
@@ -45,24 +47,26 @@ def test_a_folder_is_known_by_its_configuration_alone(tmp_path: Path) -> None:
     for weights in directory.glob("*.safetensors"):
         weights.unlink()
 
-    assert (read_outline(directory).architecture, read_outline(directory).block_bytes) == (shape, 0)
+    assert read_outline(directory) == Outline(shape)
+
+
+LAYERS, HEAD = 106_168_320, 28_311_552
 
 
 @pytest.mark.parametrize(
-    ("quantization", "held"),
+    ("element_bytes", "quantization", "held"),
     [
-        # A matrix of 106,168,320 numbers in all layers, and an embedding of 28,311,552 that is the head as well.
-        pytest.param("Auto", 2 * (106_168_320 + 2 * 28_311_552) + 111_476_736, id="and the file's own blocks"),
-        pytest.param("None", 2 * 2 * (106_168_320 + 28_311_552), id="rows and reordered, without blocks"),
-        pytest.param(
-            "Int8",
-            2 * (106_168_320 + 2 * 28_311_552) + (106_168_320 + 28_311_552) // 32 * 36,
-            id="and blocks made of it",
-        ),
+        # Rows of the embedding alone: what is multiplied is there as blocks, of 4 bits in the layers and 8 in the head.
+        pytest.param(2, "Auto", 2 * HEAD + LAYERS // 32 * 20 + HEAD // 32 * 34, id="bfloat16 with the file's blocks"),
+        pytest.param(2, "Int8", 2 * HEAD + (LAYERS + HEAD) // 32 * 34, id="bfloat16 with blocks made of it"),
+        pytest.param(2, "None", 2 * 2 * (LAYERS + HEAD), id="bfloat16 without, in rows and reordered"),
+        pytest.param(4, "Auto", 4 * (LAYERS + 2 * HEAD) + LAYERS // 32 * 24 + HEAD // 32 * 36, id="float32"),
     ],
 )
-def test_a_cpu_holds_the_data_type_the_head_once_more_and_blocks(quantization: Quantization, held: int) -> None:
-    assert DEMOS["smollm2-135m"].held_bytes(2, quantization) == held
+def test_a_cpu_holds_blocks_alone_or_beside_the_data_type(
+    element_bytes: int, quantization: Quantization, held: int
+) -> None:
+    assert DEMOS["smollm2-135m"].held_bytes(element_bytes, quantization) == held
 
 
 def test_what_is_not_supported_or_damaged_is_said(tmp_path: Path) -> None:

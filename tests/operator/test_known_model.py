@@ -51,19 +51,19 @@ def limited(memory: str) -> dict[str, Any]:
 
 
 def test_the_demo_model_has_its_sum(check: Check) -> None:
-    code, out = check(**limited("1Gi"))
+    code, out = check(**limited("1000Mi"))
 
     assert code == 1
     assert (
-        "memory resources.limits.memory is 1,024 MiB, 255 MiB too little for cache.capacity 384 MiB + "
-        "cache.hostSwapCapacity 128 MiB + weights 417 MiB + the engine itself 350 MiB a pod would not start, or be"
+        "memory resources.limits.memory is 1,000 MiB, 8 MiB too little for cache.capacity 384 MiB + "
+        "cache.hostSwapCapacity 128 MiB + weights 146 MiB + the engine itself 350 MiB a pod would not start, or be"
     ) in out
 
 
 @pytest.mark.parametrize(
     ("memory", "data_type", "code", "words"),
     [
-        pytest.param("1278Mi", "Auto", 1, "1 MiB too little", id="too little in any type"),
+        pytest.param("1007Mi", "Auto", 1, "1 MiB too little", id="too little in any type"),
         pytest.param(
             "1400Mi", "Auto", 0, "where it does not, weights are in float32, and it is 189 MiB", id="on some CPUs"
         ),

@@ -6,7 +6,8 @@ For whoever judges a manifest where no engine runs. Knows no tensor's values; no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -23,9 +24,12 @@ KEEP_ROWS_UP_TO_BYTES = 1 << 30
 """Up to this size a CPU holds layers twice, in rows and reordered, so that a single stream is as fast as its memory."""
 
 _BLOCK_WEIGHTS = 32
-# Bytes of a block as kernels hold it, its scales in float32, by GGUF's number of the type.
+# Bytes of a block as kernels hold it, by GGUF's number of the type: its scales are in float32, but in half precision
+# where blocks are multiplied in integers.
 _Q4_1, _Q8_0 = 3, 8
 _BLOCK_BYTES = {_Q4_1: 24, _Q8_0: 36}
+_INTEGER_BLOCK_BYTES = {_Q4_1: 20, _Q8_0: 34}
+_INTEGER_ELEMENT_BYTES = 2
 _ROUNDED_TO: dict[Quantization, int] = {"Int4": _Q4_1, "Int8": _Q8_0}
 # Matrices that are held as one, so that their blocks are of one type or not kept.
 _AS_ONE = {"attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "ffn_gate": "gate_up", "ffn_up": "gate_up"}
@@ -36,20 +40,30 @@ class Outline:
     """A model as its headers have it."""
 
     architecture: Architecture
-    block_bytes: int = 0
-    """Of the file's own blocks, as a CPU's kernels hold them."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """GGUF's number of a type, and how many of the file's blocks are of it: of those that a CPU multiplies with."""
 
     def held_bytes(self, element_bytes: int, quantization: Quantization) -> int:
-        """What a CPU holds of the weights: in the data type, a tied head once more for products, and as blocks."""
+        """What a CPU holds of the weights at least: in the data type, a tied head once more for products, as blocks.
+
+        With bfloat16, what is there as blocks is there in no other form, unless the CPU has matrix units.
+        """
         shape = self.architecture
         head_values = shape.vocab_size * shape.hidden_size
         values = WHOLE.least_weight_values(shape) + (head_values if shape.tied_head else 0)
-        blocks = self.block_bytes if quantization == "Auto" else 0
+        blocks = dict(self.blocks) if quantization == "Auto" else {}
         if (kind := _ROUNDED_TO.get(quantization)) is not None:
-            blocks = (shape.layer_values + head_values) * _BLOCK_BYTES[kind] // _BLOCK_WEIGHTS
+            blocks = {kind: (shape.layer_values + head_values) // _BLOCK_WEIGHTS}
+        if blocks and element_bytes == _INTEGER_ELEMENT_BYTES:
+            values -= sum(blocks.values()) * _BLOCK_WEIGHTS
+            return values * element_bytes + _bytes_of(blocks, _INTEGER_BLOCK_BYTES)
         if not blocks and shape.layer_values * element_bytes <= KEEP_ROWS_UP_TO_BYTES:
             values += shape.layer_values
-        return values * element_bytes + blocks
+        return values * element_bytes + _bytes_of(blocks, _BLOCK_BYTES)
+
+
+def _bytes_of(blocks: Mapping[int, int], sizes: Mapping[int, int]) -> int:
+    return sum(number * sizes[kind] for kind, number in blocks.items())
 
 
 DEMOS = {
@@ -67,7 +81,7 @@ DEMOS = {
             rope_theta=100_000.0,
             tied_head=True,
         ),
-        block_bytes=111_476_736,
+        blocks=((_Q4_1, 3_317_760), (_Q8_0, 884_736)),
     )
 }
 """The demo models, known without their files: those are in the engine's image."""
@@ -94,10 +108,10 @@ def read_outline(path: Path) -> Outline:
         return Outline(read_hf_config(path / "config.json"))
     metadata, lines = read_head(path)
     architecture = read_gguf_metadata(path, metadata, frozenset(line.name for line in lines))
-    return Outline(architecture, _block_bytes(lines, is_tied=architecture.tied_head))
+    return Outline(architecture, _blocks(lines, is_tied=architecture.tied_head))
 
 
-def _block_bytes(lines: Iterable[TensorLine], *, is_tied: bool) -> int:
+def _blocks(lines: Iterable[TensorLine], *, is_tied: bool) -> tuple[tuple[int, int], ...]:
     """Of the matrices that are multiplied with: not an embedding that is no head, nor unlike parts of one matrix."""
 
     def group(line: TensorLine) -> str:
@@ -105,10 +119,10 @@ def _block_bytes(lines: Iterable[TensorLine], *, is_tied: bool) -> int:
         return f"{layer}.{_AS_ONE.get(rest, rest)}"
 
     matrices = [line for line in lines if len(line.shape) > 1 and (is_tied or line.name != "token_embd.weight")]
-    total = 0
+    found: Counter[int] = Counter()
     for _, parts in groupby(sorted(matrices, key=group), key=group):
         held = list(parts)
         kinds = {line.kind for line in held}
-        if len(kinds) == 1 and (size := _BLOCK_BYTES.get(held[0].kind)):
-            total += sum(math.prod(line.shape) for line in held) // _BLOCK_WEIGHTS * size
-    return total
+        if len(kinds) == 1 and held[0].kind in _BLOCK_BYTES:
+            found[held[0].kind] += sum(math.prod(line.shape) for line in held) // _BLOCK_WEIGHTS
+    return tuple(sorted(found.items()))
