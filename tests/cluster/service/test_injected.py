@@ -96,9 +96,9 @@ def template(space: Space, name: str) -> Object:
     return found
 
 
-def generation(space: Space, name: str) -> int:
-    """Changes with every write that changes what its Deployment asks for."""
-    found: int = space.get("deployment", name)["metadata"]["generation"]
+def asked(space: Space, name: str) -> Object:
+    """What the Deployment asks for; its annotations say of which generation of the resource, and change with that."""
+    found: Object = space.get("deployment", name)["spec"]
     return found
 
 
@@ -135,9 +135,9 @@ def test_what_others_write_into_a_deployment_stays_and_is_not_written_again(spac
 
     patch = ("--field-manager=somebody", "--type=strategic", "-p", json.dumps(BY_HAND))
     space.kubectl("patch", "deployment", "shared", *patch)
-    theirs, then = template(space, "shared"), generation(space, "shared")
-    change(space, "shared", slo={"timeToFirstToken": "50s"})  # carried out without touching the Deployment
-    assert (template(space, "shared"), generation(space, "shared")) == (theirs, then)
+    theirs, then = template(space, "shared"), asked(space, "shared")
+    change(space, "shared", slo={"timeToFirstToken": "50s"})  # carried out without asking for anything else
+    assert asked(space, "shared") == then
 
     change(space, "shared", podTemplate={"labels": {"tier": "gold"}})  # what is ours changes, what is theirs does not
     assert template(space, "shared")["metadata"]["labels"].pop("tier") == "gold"
@@ -156,7 +156,7 @@ async def test_a_service_whose_pods_carry_somebody_elses_container_serves_and_is
     assert pod["metadata"]["annotations"]["mesh.example/injected"] == "yes"
     (engine,) = [one for one in pod["spec"]["containers"] if one["name"] == "engine"]
     assert {"name": "MESH", "value": "on"} in engine["env"]
-    then = generation(space, "meshed")
+    then = asked(space, "meshed")
 
     assert (await once(url, "tiny", "through the mesh", max_tokens=4)).finish_reason
     change(space, "meshed", slo={"timeToFirstToken": "50s"})
@@ -164,5 +164,5 @@ async def test_a_service_whose_pods_carry_somebody_elses_container_serves_and_is
     space.wait("meshed", "condition=Ready")
     (same,) = space.pods("meshed")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
-    assert generation(space, "meshed") == then
+    assert asked(space, "meshed") == then
     assert space.status("meshed").get("failure") is None

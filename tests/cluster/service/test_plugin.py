@@ -66,7 +66,7 @@ def test_why_names_who_wrote_into_the_deployment(space: Space) -> None:
     _, told, _ = sluice(space, "why", "edited")
     assert re.search(
         r"deployment/edited: somebody \(\d+ s ago\) set spec.template.spec.containers\[engine\].env\[EXTRA\], "
-        r"spec.template.spec.nodeSelector.disk\n",
+        r"spec.template.spec.nodeSelector\n",
         told,
     ), told
 
