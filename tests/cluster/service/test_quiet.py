@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 import time
 from collections.abc import Iterator
@@ -101,7 +102,9 @@ def test_words_of_any_script_arrive_as_they_were_written_and_are_not_written_twi
     before = writes(release, operator_pod)["apply"]
     space.kubectl("patch", KIND, "words", "--type=merge", "-p", '{"spec":{"slo":{"timeToFirstToken":"50s"}}}')
     space.wait("words", "condition=Degraded=False")
-    assert writes(release, operator_pod)["apply"] == before + 1, "live.json, and not what holds the words"
+    written = writes(release, operator_pod)["apply"] - before
+    assert written == 2, "live.json and the Deployment's note of the generation, each once"
+    assert space.get("deployment", "words")["spec"]["template"] == made
 
 
 @pytest.mark.parametrize("kind", ["service", "deployment"])
@@ -129,6 +132,7 @@ def test_an_object_of_somebody_else_is_left_alone_and_named(space: Space, kind: 
 
 
 def test_a_namespace_that_is_deleted_takes_its_services_with_it_in_peace(space: Space, release: Release) -> None:
+    began = dt.datetime.now(dt.UTC)
     with space.node.namespace("ending") as name:
         service = space.tiny("ending")
         space.node.apply({**service, "spec": {**service["spec"], "replicas": 0}}, namespace=name)
@@ -138,6 +142,8 @@ def test_a_namespace_that_is_deleted_takes_its_services_with_it_in_peace(space: 
         space.node.kubectl("delete", "namespace", name, "--timeout=120s", timeout_s=150)
 
         space.node.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})  # for the fixture
-    logs = space.node.kubectl("-n", release.namespace, "logs", "deployment/sluice-operator", "--since=10m")
+    logs = space.node.kubectl(
+        "-n", release.namespace, "logs", "deployment/sluice-operator", f"--since-time={began:%FT%TZ}"
+    )
     assert '"level": "error"' not in logs
     assert f'"namespace": "{name}", "service": "ending", "error"' not in logs
