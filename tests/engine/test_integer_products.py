@@ -20,7 +20,8 @@ from sluice_engine.compute.linear import Linear
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.compute.synthetic import first_plan, piece_plan
 from sluice_engine.config import CacheConfig, DataType, EngineConfig, ModelConfig, ModelSource, Quantization
-from sluice_engine.kernels.library import Q4_0, Q4_1, Q8_0, SWITCH, Blocks, Interleaved, Kernels, load_kernels
+from sluice_engine.kernels.block_types import Q4_0, Q4_1, Q8_0
+from sluice_engine.kernels.library import SWITCH, Blocks, Interleaved, Kernels, load_kernels
 from tiny_model import make_tiny_llama
 
 KINDS = [Q4_0, Q4_1, Q8_0]

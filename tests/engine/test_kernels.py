@@ -20,9 +20,10 @@ from sluice_engine.compute.attention import plain
 from sluice_engine.compute.device import cpu_flags
 from sluice_engine.config import ModelSource
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.kernels.block_types import Q4_0, Q4_1, Q8_0
 from sluice_engine.kernels.build import LEVELS, SOURCE, Found, find_or_build
 from sluice_engine.kernels.build import main as build_into
-from sluice_engine.kernels.library import Q4_0, Q4_1, Q8_0, SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
+from sluice_engine.kernels.library import SWITCH, Blocks, Kernels, Tiles, load_kernels, rows_per_tile
 from sluice_engine.model_files.sources import resolve
 from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama

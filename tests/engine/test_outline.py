@@ -24,7 +24,7 @@ def test_a_demo_is_known_as_its_file_has_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "a-head-of-its-own"])
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.F16])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.F16])
 def test_the_blocks_of_a_file_are_those_that_are_held(tmp_path: Path, kind: Kind, *, tied: bool) -> None:
     path = make_gguf(make_tiny_llama(tmp_path / "model", tied_head=tied), tmp_path / "model.gguf", kind=kind)
     tensors = open_tensors(path)
@@ -36,7 +36,7 @@ def test_the_blocks_of_a_file_are_those_that_are_held(tmp_path: Path, kind: Kind
         held += [layer.blocks.qkv, layer.blocks.attention_out, layer.blocks.gate_up, layer.blocks.down]
     known = read_outline(path)
     assert known.architecture == tensors.architecture
-    sizes = {Kind.Q4_1: 24, Kind.Q8_0: 36}
+    sizes = {Kind.Q4_0: 20, Kind.Q4_1: 24, Kind.Q8_0: 36}
     in_blocks = sum(number * sizes[Kind(of)] for of, number in known.blocks)
     assert in_blocks == sum(blocks.data.numel() for blocks in held if blocks is not None)
 

@@ -18,8 +18,9 @@ from sluice_engine.compute.device import cpu_flags
 from sluice_engine.compute.runner import TorchRunner
 from sluice_engine.config import CacheConfig, EngineConfig, ModelConfig, ModelSource, Quantization
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.kernels.block_types import ROUNDED_TO
 from sluice_engine.kernels.library import SWITCH, load_kernels
-from sluice_engine.model_files.quantization import KINDS, check
+from sluice_engine.model_files.quantization import check
 from sluice_engine.model_files.weights import load, open_tensors
 from tiny_model import make_tiny_llama
 
@@ -62,7 +63,7 @@ def test_a_rounded_model_is_the_model_of_the_rounded_weights(
     monkeypatch.setenv(SWITCH, switch)
     path = make_tiny_llama(tmp_path / "model", family=family, **SHAPE)
     runner = load_runner(path, quantization)
-    round_layers(path, KINDS[quantization])
+    round_layers(path, ROUNDED_TO[quantization])
     reference = Reference.from_directory(path)
     prompts = [random.Random(length).choices(range(256), k=length) for length in (1, 2, 17, 90, 40)]
     requests = [greedy(str(i), prompt) for i, prompt in enumerate(prompts)]

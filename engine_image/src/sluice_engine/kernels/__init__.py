@@ -1,5 +1,5 @@
 """Own CPU kernels for what torch does slowly in a decode step: C source, its build, and the calls.
 
-`build` finds or makes the library and knows no torch; `library` calls it with tensors and knows nothing of the model.
-Without them the engine computes the same with torch's own operators.
+`build` finds or makes the library and `block_types` says what blocks take, both without torch; `library` calls it with
+tensors and knows nothing of the model. Without them the engine computes the same with torch's own operators.
 """

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sluice_engine.errors import InvalidConfig
+from sluice_engine.kernels.block_types import Q8_0, SCALES, block_bytes
 from sluice_engine.kernels.build import ELEMENTS, LEVELS, Found, find_or_build
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,6 @@ SWITCH = "SLUICE_KERNELS"
 
 # The sources' own limits.
 LANES = 16
-Q4_0, Q4_1, Q8_0 = 2, 3, 8  # GGUF's numbers
-SCALES = {Q4_0: 1, Q4_1: 2, Q8_0: 1}
-"""Types of blocks that can be multiplied with, and how many half-precision numbers each block begins with."""
 ROWS_STEP = 4
 """A matrix of blocks has a multiple of this many rows."""
 GROUP_ROWS = 16
@@ -75,8 +73,7 @@ class Blocks:
     def from_file(cls, raw: npt.NDArray[np.uint8], kind: int) -> Blocks:
         """Blocks [out, bytes of a row] as they lie in a file."""
         scale_bytes = 2 * SCALES[kind]
-        block_bytes = scale_bytes + (32 if kind == Q8_0 else 16)
-        blocks = raw.reshape(len(raw), -1, block_bytes)
+        blocks = raw.reshape(len(raw), -1, block_bytes(kind, 2))
         scales = np.ascontiguousarray(blocks[..., :scale_bytes]).view(np.float16).astype(np.float32)
         widened = np.concatenate([scales.view(np.uint8), blocks[..., scale_bytes:]], axis=-1)
         return cls(torch.from_numpy(widened.reshape(len(raw), -1)), kind)
@@ -108,8 +105,8 @@ class Interleaved:
         if len(blocks.data) % GROUP_ROWS:
             return None
         scale_bytes = 4 * SCALES[blocks.kind]
-        block_bytes = scale_bytes + (32 if blocks.kind == Q8_0 else 16)
-        by_row = blocks.data.view(-1, GROUP_ROWS, blocks.data.shape[1] // block_bytes, block_bytes)
+        size = block_bytes(blocks.kind, 4)
+        by_row = blocks.data.view(-1, GROUP_ROWS, blocks.data.shape[1] // size, size)
         scales = by_row[..., :scale_bytes].contiguous().view(torch.float32).to(torch.float16).permute(0, 2, 3, 1)
         fours = by_row[..., scale_bytes:].reshape(*by_row.shape[:3], -1, 4).permute(0, 2, 3, 1, 4).flatten(2)
         if blocks.kind == Q8_0:

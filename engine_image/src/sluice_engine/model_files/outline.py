@@ -13,6 +13,7 @@ from itertools import groupby
 from pathlib import Path
 
 from sluice_engine.config import ModelSource, Quantization
+from sluice_engine.kernels.block_types import Q4_1, Q8_0, ROUNDED_TO, SCALES, WEIGHTS, block_bytes
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.gguf_header import TensorLine, read_head
 from sluice_engine.model_files.gguf_metadata import read_gguf_metadata
@@ -23,14 +24,7 @@ from sluice_engine.model_files.sources import resolve
 KEEP_ROWS_UP_TO_BYTES = 1 << 30
 """Up to this size a CPU holds layers twice, in rows and reordered, so that a single stream is as fast as its memory."""
 
-_BLOCK_WEIGHTS = 32
-# Bytes of a block as kernels hold it, by GGUF's number of the type: its scales are in float32, but in half precision
-# where blocks are multiplied in integers.
-_Q4_1, _Q8_0 = 3, 8
-_BLOCK_BYTES = {_Q4_1: 24, _Q8_0: 36}
-_INTEGER_BLOCK_BYTES = {_Q4_1: 20, _Q8_0: 34}
 _INTEGER_ELEMENT_BYTES = 2
-_ROUNDED_TO: dict[Quantization, int] = {"Int4": _Q4_1, "Int8": _Q8_0}
 # Matrices that are held as one, so that their blocks are of one type or not kept.
 _AS_ONE = {"attn_q": "qkv", "attn_k": "qkv", "attn_v": "qkv", "ffn_gate": "gate_up", "ffn_up": "gate_up"}
 
@@ -52,18 +46,18 @@ class Outline:
         head_values = shape.vocab_size * shape.hidden_size
         values = WHOLE.least_weight_values(shape) + (head_values if shape.tied_head else 0)
         blocks = dict(self.blocks) if quantization == "Auto" else {}
-        if (kind := _ROUNDED_TO.get(quantization)) is not None:
-            blocks = {kind: (shape.layer_values + head_values) // _BLOCK_WEIGHTS}
+        if (kind := ROUNDED_TO.get(quantization)) is not None:
+            blocks = {kind: (shape.layer_values + head_values) // WEIGHTS}
         if blocks and element_bytes == _INTEGER_ELEMENT_BYTES:
-            values -= sum(blocks.values()) * _BLOCK_WEIGHTS
-            return values * element_bytes + _bytes_of(blocks, _INTEGER_BLOCK_BYTES)
+            values -= sum(blocks.values()) * WEIGHTS
+            return values * element_bytes + _bytes_of(blocks, scale_bytes=2)
         if not blocks and shape.layer_values * element_bytes <= KEEP_ROWS_UP_TO_BYTES:
             values += shape.layer_values
-        return values * element_bytes + _bytes_of(blocks, _BLOCK_BYTES)
+        return values * element_bytes + _bytes_of(blocks, scale_bytes=4)
 
 
-def _bytes_of(blocks: Mapping[int, int], sizes: Mapping[int, int]) -> int:
-    return sum(number * sizes[kind] for kind, number in blocks.items())
+def _bytes_of(blocks: Mapping[int, int], scale_bytes: int) -> int:
+    return sum(number * block_bytes(kind, scale_bytes) for kind, number in blocks.items())
 
 
 DEMOS = {
@@ -81,7 +75,7 @@ DEMOS = {
             rope_theta=100_000.0,
             tied_head=True,
         ),
-        blocks=((_Q4_1, 3_317_760), (_Q8_0, 884_736)),
+        blocks=((Q4_1, 3_317_760), (Q8_0, 884_736)),
     )
 }
 """The demo models, known without their files: those are in the engine's image."""
@@ -123,6 +117,6 @@ def _blocks(lines: Iterable[TensorLine], *, is_tied: bool) -> tuple[tuple[int, i
     for _, parts in groupby(sorted(matrices, key=group), key=group):
         held = list(parts)
         kinds = {line.kind for line in held}
-        if len(kinds) == 1 and held[0].kind in _BLOCK_BYTES:
-            found[held[0].kind] += sum(math.prod(line.shape) for line in held) // _BLOCK_WEIGHTS
+        if len(kinds) == 1 and held[0].kind in SCALES:
+            found[held[0].kind] += sum(math.prod(line.shape) for line in held) // WEIGHTS
     return tuple(sorted(found.items()))

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from sluice_engine.config import Quantization
 from sluice_engine.errors import InvalidConfig
-from sluice_engine.kernels.library import Q4_1, Q8_0, Blocks
+from sluice_engine.kernels.block_types import ROUNDED_TO, WEIGHTS
+from sluice_engine.kernels.library import Blocks
 from sluice_engine.model_files.architecture import Architecture
 
-KINDS = {"Int8": Q8_0, "Int4": Q4_1}
-_BLOCK = 32
 # Of a matrix at a time: the rounding takes several times what it rounds.
 _ROWS = 4096
 
@@ -27,7 +26,7 @@ def check(quantization: Quantization, architecture: Architecture, device: torch.
     Raises:
         InvalidConfig: it cannot, and why.
     """
-    if quantization not in KINDS:
+    if quantization not in ROUNDED_TO:
         return
     if device.type != "cpu":
         raise InvalidConfig("model.quantization", f"is {quantization}, which is for CPUs; leave it out for a GPU")
@@ -36,9 +35,9 @@ def check(quantization: Quantization, architecture: Architecture, device: torch.
         architecture.intermediate_size,
         architecture.num_heads * architecture.head_dim,
     }
-    if odd := [width for width in sorted(widths) if width % _BLOCK]:
+    if odd := [width for width in sorted(widths) if width % WEIGHTS]:
         raise InvalidConfig(
-            "model.quantization", f"is {quantization}, of {_BLOCK} weights a block; the model has rows of {odd[0]}"
+            "model.quantization", f"is {quantization}, of {WEIGHTS} weights a block; the model has rows of {odd[0]}"
         )
 
 

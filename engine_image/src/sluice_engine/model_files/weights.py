@@ -23,9 +23,10 @@ from torch import Tensor
 from sluice_engine.config import Quantization
 from sluice_engine.core.state import LoadingProgress
 from sluice_engine.errors import ModelUnavailable
+from sluice_engine.kernels.block_types import ROUNDED_TO
 from sluice_engine.kernels.library import Blocks
 from sluice_engine.model_files.architecture import Architecture
-from sluice_engine.model_files.quantization import KINDS, rounded
+from sluice_engine.model_files.quantization import rounded
 from sluice_engine.model_files.shard import WHOLE, Cut, Shard
 from sluice_engine.model_files.tensor_shapes import check_shapes, expected_shapes
 from sluice_engine.model_files.weights_gguf import GGUFTensors, in_rotary_pairs, is_turned
@@ -171,8 +172,8 @@ def load(
 
     def quantized(values: Tensor, *names: str) -> tuple[Tensor, Blocks | None]:
         """What `quantization` makes of the values of these tensors, and their blocks."""
-        if quantization in KINDS:
-            values, blocks = rounded(values, KINDS[quantization])
+        if quantization in ROUNDED_TO:
+            values, blocks = rounded(values, ROUNDED_TO[quantization])
             return values, blocks if keep_blocks else None
         return values, _merged(tensors, cuts, *names) if keep_blocks and quantization == "Auto" else None
 

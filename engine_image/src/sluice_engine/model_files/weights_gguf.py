@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from sluice_engine.errors import ModelUnavailable
-from sluice_engine.kernels.library import SCALES, Blocks
+from sluice_engine.kernels.block_types import SCALES
+from sluice_engine.kernels.library import Blocks
 from sluice_engine.model_files.architecture import Architecture
 from sluice_engine.model_files.gguf_header import HeaderReader
 from sluice_engine.model_files.gguf_metadata import ROPE_FACTORS, has_rotary_pairs, read_gguf_metadata, tensor_names
