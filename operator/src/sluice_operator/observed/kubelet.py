@@ -11,6 +11,7 @@ from typing import Any
 
 from sluice_operator.observed import containers
 from sluice_operator.observed.failures import Failure, failure
+from sluice_operator.observed.moments import last_told
 
 Object = Mapping[str, Any]
 
@@ -77,8 +78,7 @@ def _newest_first(events: Sequence[Object]) -> list[Object]:
 
 def _time(event: Object) -> str:
     # To the second, as a container's times are written; eventTime has more digits.
-    time = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or ""
-    return re.sub(r"\.\d+", "", time)
+    return re.sub(r"\.\d+", "", last_told(event))
 
 
 def _order(event: Object) -> int:

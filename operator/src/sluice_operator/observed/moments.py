@@ -5,6 +5,8 @@ from __future__ import annotations
 import calendar
 import math
 import re
+from collections.abc import Mapping
+from typing import Any
 
 _MOMENT = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(\.\d+)?Z")
 
@@ -18,12 +20,17 @@ def seconds_between(earlier: str, later: str) -> float:
 def ago(earlier: str, now: str) -> str:
     """How long ago, for people; empty where it is not known."""
     passed = seconds_between(earlier, now)
-    if passed == float("inf"):
+    if passed == math.inf:
         return ""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if passed >= 2 * length:
             return f"{passed // length:.0f} {unit} ago"
     return f"{max(0, passed):.0f} s ago"
+
+
+def last_told(event: Mapping[str, Any]) -> str:
+    """When an Event was told last; empty where that is not known."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
 
 
 def _seconds(match: re.Match[str]) -> float:

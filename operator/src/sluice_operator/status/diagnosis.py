@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_operator.observed.loading import loading_text
-from sluice_operator.observed.moments import ago
+from sluice_operator.observed.moments import ago, last_told
 from sluice_operator.status import owners
 from sluice_operator.status.conditions.view import condition
-from sluice_operator.status.noise import at, explains
+from sluice_operator.status.noise import explains
 from sluice_sidecar.telemetry.state import GateState
 
 Object = Mapping[str, Any]
@@ -252,11 +252,11 @@ def _events(evidence: Evidence) -> Iterator[str]:
         name = event["involvedObject"]["name"] if event["involvedObject"]["kind"] == "Pod" else ""
         return event.get("type") == "Warning" and explains(event, pods.get(name), evidence.gates.get(name))
 
-    told = sorted(filter(is_worth_telling, evidence.events), key=at, reverse=True)[:_MOST_EVENTS]
+    told = sorted(filter(is_worth_telling, evidence.events), key=last_told, reverse=True)[:_MOST_EVENTS]
     for event in told:
         about = event["involvedObject"]
         count = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
-        since = ago(at(event), evidence.now)
+        since = ago(last_told(event), evidence.now)
         when = f"{since}{count}: " if since else ""
         message = " ".join(str(event.get("message", "")).split())
         yield f"{when}{about['kind'].lower()}/{about['name']}: {event['reason']}: {message}"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sluice_operator.observed.moments import seconds_between
+from sluice_operator.observed.moments import last_told, seconds_between
 from sluice_operator.status.conditions.view import condition
 from sluice_sidecar.telemetry.state import GateState
 
@@ -34,11 +34,6 @@ def explains(event: Object, pod: Object | None, gate: GateState | None) -> bool:
     ready = condition(pod.get("status", {}), "Ready")
     if ready.get("status") == "True":
         # It began to serve after it: that is how each pod starts.
-        return seconds_between(str(ready.get("lastTransitionTime", "")), at(event)) > 0
+        return seconds_between(str(ready.get("lastTransitionTime", "")), last_told(event)) > 0
     is_loading = gate is not None and gate.engine is not None and gate.engine.phase == "loading"
     return not (is_loading or (gate is not None and gate.draining))
-
-
-def at(event: Object) -> str:
-    """When it was told last; empty where that is not known."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
