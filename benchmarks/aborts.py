@@ -17,29 +17,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
-import yaml
 
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
 from sluice_engine import codec
 from sluice_engine.core.state import EngineState
 from sluice_operator.bench.prompts import prompt
 from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 from sluice_sidecar.telemetry.measure import percentile
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: aborts}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
-  scheduling: {maxSequences: 4}
-  admission: {maxWait: 10s}
-  cache: {capacity: 256Mi}
-  accelerator: {count: 0}
-"""
+SERVICE = demo_service(
+    "aborts", scheduling={"maxSequences": 4}, admission={"maxWait": "10s"}, cache={"capacity": "256Mi"}
+)
 SLOTS = 4
 POLL_S = 0.005
 PATIENCE_S = 20.0
@@ -209,9 +198,7 @@ async def under_load(scene: Scene, requests: int) -> dict[str, float]:
 
 @asynccontextmanager
 async def running_pod() -> AsyncIterator[Scene]:
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "aborts"))
-    async with LocalPod(spec) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+    async with ready_pod(SERVICE) as pod:
         connector = aiohttp.UnixConnector(path=pod.engine_socket)
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as engine:

@@ -9,26 +9,12 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import yaml
-
 from closed_loop import Row, counters, medians, one_run, outside_model_percent
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.bench.clients import Asked, Clients
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: load}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
-  scheduling: {maxSequences: 48}
-  cache: {capacity: 1400Mi}
-  accelerator: {count: 0}
-"""
+SERVICE = demo_service("load", scheduling={"maxSequences": 48}, cache={"capacity": "1400Mi"})
 # Requests in all at each level: enough for several rounds of every client.
 LEVELS = {1: 8, 4: 24, 16: 64, 48: 144}
 QUICK_LEVELS = {1: 3, 16: 32}
@@ -40,19 +26,16 @@ OVERHEAD_CLIENTS, MAX_OVERHEAD_PERCENT = 48, 5.0
 
 async def measure(levels: dict[int, int], rounds: int) -> dict[int, list[Row]]:
     """`rounds` runs at each level, interleaved, so that a slow minute of the machine meets every level."""
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "engine_load"))
     runs: dict[int, list[Row]] = {clients: [] for clients in levels}
-    async with LocalPod(spec) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
-        async with Clients(pod.url, Asked(model="load")) as clients:
-            await one_run(clients, 4, 8, seed=1)
-            for round_number in range(rounds):
-                for at_once, requests in levels.items():
-                    before = await counters(pod.engine_socket)
-                    row = await one_run(clients, at_once, requests, seed=100 + round_number)
-                    row["outside_model_percent"] = outside_model_percent(before, await counters(pod.engine_socket))
-                    print(f"  {at_once} clients: {row}", flush=True)
-                    runs[at_once].append(row)
+    async with ready_pod(SERVICE) as pod, Clients(pod.url, Asked(model="load")) as clients:
+        await one_run(clients, 4, 8, seed=1)
+        for round_number in range(rounds):
+            for at_once, requests in levels.items():
+                before = await counters(pod.engine_socket)
+                row = await one_run(clients, at_once, requests, seed=100 + round_number)
+                row["outside_model_percent"] = outside_model_percent(before, await counters(pod.engine_socket))
+                print(f"  {at_once} clients: {row}", flush=True)
+                runs[at_once].append(row)
     return runs
 
 

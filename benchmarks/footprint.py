@@ -19,27 +19,14 @@ import tempfile
 import time
 from pathlib import Path
 
-import yaml
-
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.bench import prompts
 from sluice_operator.bench.answers import Answer
 from sluice_operator.bench.clients import Asked, Clients
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
 MODEL, CACHE_MIB = "footprint", 512
-MANIFEST = f"""
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {{name: {MODEL}}}
-spec:
-  model: {{source: {{demo: {{name: smollm2-135m}}}}}}
-  slo: {{timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}}
-  cache: {{capacity: {CACHE_MIB}Mi}}
-  accelerator: {{count: 0}}
-"""
+SERVICE = demo_service(MODEL, cache={"capacity": f"{CACHE_MIB}Mi"})
 MAX_BESIDE_MIB, MAX_WARM_START_S = 600.0, 15.0
 WARM_STARTS = 3
 _FOR_CUDA = re.compile(r"lib(torch_cuda|c10_cuda|cu|nv|nccl)")
@@ -59,8 +46,8 @@ def resident_mib(pid: int) -> dict[str, float]:
     return {key: round(kib / 1024, 1) for key, kib in pages.items()}
 
 
-def count_weights() -> int:
-    """Bytes of all tensors that a loaded model holds, in every form in which it holds them."""
+def count_weights() -> None:
+    """Print the bytes of all tensors that a loaded model holds, in every form in which it holds them."""
     # In a process of its own, which does nothing else.
     import torch  # noqa: PLC0415
 
@@ -79,15 +66,13 @@ def count_weights() -> int:
             key = id(tensor) if packed else tensor.untyped_storage().data_ptr()
             held[key] = tensor.numel() * tensor.element_size() if packed else tensor.untyped_storage().nbytes()
     print(json.dumps(sum(held.values())))
-    return 0 if loaded else 1
+    del loaded  # held until here
 
 
 async def start(cache: Path) -> tuple[float, dict[str, float]]:
     """Seconds from the start of both programs to the first token through the gate; the engine's memory after a load."""
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), MODEL))
     began = time.monotonic()
-    async with LocalPod(spec, cache_dir=cache) as pod:
-        await pod.wait_ready()
+    async with ready_pod(SERVICE, cache) as pod:
         ready = time.monotonic() - began
         async with Clients(pod.url, Asked(model=MODEL)) as clients:
             seen: list[Answer] = []
@@ -141,4 +126,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(count_weights() if sys.argv[1:] == [_COUNT_WEIGHTS] else main())
+    if sys.argv[1:] == [_COUNT_WEIGHTS]:
+        count_weights()
+    else:
+        sys.exit(main())

@@ -12,26 +12,13 @@ import statistics
 import sys
 from pathlib import Path
 
-import yaml
-
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.bench import prompts
 from sluice_operator.bench.answers import Answer
 from sluice_operator.bench.clients import Asked, Clients
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: overhead}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
-  cache: {capacity: 256Mi}
-  accelerator: {count: 0}
-"""
+SERVICE = demo_service("overhead", cache={"capacity": "256Mi"})
 
 
 def resident_mib(pid: int) -> float:
@@ -46,9 +33,7 @@ async def measure(pairs: int) -> tuple[list[Answer], list[Answer], float, float]
     past: list[Answer] = []
     warm: list[Answer] = []
     asked = Asked(model="overhead", max_tokens=4)
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "gate_overhead"))
-    async with LocalPod(spec) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+    async with ready_pod(SERVICE) as pod:
         async with Clients(pod.url, asked) as gate, Clients("http://engine", asked, uds=pod.engine_socket) as engine:
             for text in itertools.islice(prompts.drawn(1, 32, 256), 4):
                 await gate.ask(text, warm)

@@ -17,25 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from demo_pod import demo_service, ready_pod
 from peer_install import folder, install_guidellm
 from report import Bar, Report, arguments
 from sluice_operator.bench import prompts
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: harness}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 500ms}
-  cache: {capacity: 384Mi, prefixCaching: Disabled}
-  accelerator: {count: 0}
-"""
+SERVICE = demo_service("harness", cache={"capacity": "384Mi", "prefixCaching": "Disabled"})
 CLIENTS, TOKENS = 8, 48
 # How guidellm names what `sluice bench` measures; the mean gap of an answer is its inter-token latency.
 FIGURES = ("output_tokens_per_s", "ttft_p50_ms", "ttft_mean_ms", "itl_mean_ms", "latency_mean_ms")
@@ -94,13 +81,11 @@ async def _output(command: list[str], environment: dict[str, str] | None = None)
 
 
 async def measure(program: Path, rounds: int, requests: int) -> dict[str, list[dict[str, float]]]:
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "harness"))
     cores = sorted(os.sched_getaffinity(0))
     runs: dict[str, list[dict[str, float]]] = {"sluice bench": [], "guidellm": []}
     with tempfile.TemporaryDirectory() as scratch:
         os.sched_setaffinity(0, cores[: max(1, len(cores) // 2)])
-        async with LocalPod(spec) as pod:
-            await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+        async with ready_pod(SERVICE) as pod:
             os.sched_setaffinity(0, cores[len(cores) // 2 :])  # the programs that are started from here on
             for number in range(rounds + 1):
                 file = Path(scratch) / f"prompts-{number}.jsonl"

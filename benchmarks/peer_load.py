@@ -20,31 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 import peer_install
 from closed_loop import Row, medians, one_run
+from demo_pod import demo_service, ready_pod
 from peer_clients import MODEL
 from peer_process import answers, peers, process
 from report import Bar, Report, arguments
 from sluice_operator.bench.answers import Promise
 from sluice_operator.bench.clients import Asked, Clients
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
 SLOTS = 48
 PROMISE = Promise(ttft_us=60_000_000, itl_us=150_000)
-MANIFEST = f"""
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {{name: {MODEL}}}
-spec:
-  model: {{source: {{demo: {{name: smollm2-135m}}}}}}
-  slo: {{timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 150ms}}
-  cache: {{capacity: 1400Mi, prefixCaching: Disabled}}
-  accelerator: {{count: 0}}
-"""
+SERVICE = demo_service(
+    MODEL, slo={"interTokenLatency": "150ms"}, cache={"capacity": "1400Mi", "prefixCaching": "Disabled"}
+)
 # Requests in all at each level.
 LEVELS = {1: 8, 4: 24, 16: 64, 48: 144}
 QUICK_LEVELS = {1: 3, 16: 32}
@@ -84,12 +74,10 @@ def cpu_times() -> tuple[int, int]:
 
 async def measure(levels: Mapping[int, int], rounds: int, folder: Path) -> dict[str, Any]:
     """Figures by engine and level, and Sluice's long steps."""
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "peer_load"))
     found = peers(peer_install.folder(), SLOTS, threads=2)
     runs: dict[str, dict[int, list[Row]]] = {}
     async with contextlib.AsyncExitStack() as up:
-        pod = await up.enter_async_context(LocalPod(spec))
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+        pod = await up.enter_async_context(ready_pod(SERVICE))
         urls = {"sluice": pod.url}
         for peer in found:
             print(f"  {peer.kind}: starting", flush=True)

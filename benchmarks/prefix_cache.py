@@ -15,23 +15,11 @@ import sys
 import time
 
 import aiohttp
-import yaml
 
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: load}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 512, interTokenLatency: 2s}
-  cache: {capacity: 512Mi}
-  accelerator: {count: 0}
-"""
+SERVICE = demo_service("load", slo={"interTokenLatency": "2s"}, cache={"capacity": "512Mi"})
 PROMPT_TOKENS = 1000
 SHARED_TOKENS = 984
 ROUNDS = 9
@@ -74,21 +62,19 @@ async def measure(rounds: int) -> dict[str, list[tuple[float, int]]]:
     def draw(count: int) -> list[int]:
         return rng.choices(range(1000, 40_000), k=count)
 
-    spec = parse(manifest.check(yaml.safe_load(MANIFEST), "prefix_cache"))
     seen: dict[str, list[tuple[float, int]]] = {"cold": [], "hit": []}
-    async with LocalPod(spec) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await ask(session, pod.url, draw(PROMPT_TOKENS))  # the first use of a shape
-            shared = draw(SHARED_TOKENS)
-            await ask(session, pod.url, shared + draw(PROMPT_TOKENS - SHARED_TOKENS))
-            for _ in range(rounds):
-                for name, tokens in (("cold", draw(SHARED_TOKENS)), ("hit", shared)):
-                    result = await ask(session, pod.url, tokens + draw(PROMPT_TOKENS - SHARED_TOKENS))
-                    print(
-                        f"  {name}: {result[0] * 1000:.0f} ms to the first token, {result[1]} tokens cached", flush=True
-                    )
-                    seen[name].append(result)
+    async with (
+        ready_pod(SERVICE) as pod,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session,
+    ):
+        await ask(session, pod.url, draw(PROMPT_TOKENS))  # the first use of a shape
+        shared = draw(SHARED_TOKENS)
+        await ask(session, pod.url, shared + draw(PROMPT_TOKENS - SHARED_TOKENS))
+        for _ in range(rounds):
+            for name, tokens in (("cold", draw(SHARED_TOKENS)), ("hit", shared)):
+                result = await ask(session, pod.url, tokens + draw(PROMPT_TOKENS - SHARED_TOKENS))
+                print(f"  {name}: {result[0] * 1000:.0f} ms to the first token, {result[1]} tokens cached", flush=True)
+                seen[name].append(result)
     return seen
 
 

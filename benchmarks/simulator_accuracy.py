@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
+from demo_pod import ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.bench.prompts import prompt
-from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
 from sluice_operator.resource.parsing import parse
 from sluice_simulator import replay, scenario
@@ -59,8 +59,7 @@ async def drive(url: str, seconds: float) -> None:
 async def recorded(seconds: float) -> dict[str, Any]:
     service = yaml.safe_load(SERVICE)
     watch = Watch()
-    async with LocalPod(parse(manifest.check(service, "simulator_accuracy"))) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+    async with ready_pod(parse(manifest.check(service, "simulator_accuracy"))) as pod:
         watch.look(pod.admin_url)
         driving = asyncio.create_task(drive(pod.url, seconds))
         while not driving.done():

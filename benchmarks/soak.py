@@ -25,6 +25,7 @@ import aiohttp
 import yaml
 
 import soak_model
+from demo_pod import ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.local.pod import LocalPod
 from sluice_operator.resource import manifest
@@ -185,8 +186,7 @@ async def measure(minutes: float, idle_s: float) -> tuple[list[Bar], dict[str, A
         model = soak_model.with_tools(folder / "model.gguf")
         adapters = [str(path) for path in soak_model.adapters(model, folder / "adapters", 4)]
         spec = parse(manifest.check(yaml.safe_load(manifest_of(model, folder / "adapters")), "soak"))
-        async with LocalPod(spec) as pod:
-            await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
+        async with ready_pod(spec) as pod:
             soak = Soak(pod, adapters, Soaked(minutes))
             await soak.warm_up()
             await soak.idle(idle_s)

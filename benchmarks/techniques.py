@@ -22,16 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 import prefix_cache
 from closed_loop import Row, Texts, counters, medians, one_run, outside_model_percent, words
+from demo_pod import demo_service, ready_pod
 from report import Bar, Report, arguments
 from sluice_operator.bench import prompts
 from sluice_operator.bench.clients import Asked, Clients
 from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
+from sluice_operator.resource.spec import ServiceSpec
 from step_times import CELLS, Variant, measure
 
 PARTS = ("steps", "load", "prefix")
@@ -48,19 +46,13 @@ VARIANTS = (
 )
 QUICK_VARIANTS = (VARIANTS[0], VARIANTS[2])
 
-MANIFEST = """
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {name: load}
-spec:
-  model: {source: {demo: {name: smollm2-135m}}}
-  slo: {timeToFirstToken: 60s, referencePromptTokens: 2048, interTokenLatency: 150ms}
-  scheduling: {maxSequences: 48}
-  cache: {capacity: 700Mi, prefixCaching: Disabled}
-  accelerator: {count: 0}
-"""
+SPEC: dict[str, dict[str, Any]] = {
+    "slo": {"referencePromptTokens": 2048, "interTokenLatency": "150ms"},
+    "scheduling": {"maxSequences": 48},
+    "cache": {"capacity": "700Mi", "prefixCaching": "Disabled"},
+}
 BASE = "as it comes"
-# What differs from the manifest, by engine.
+# What differs from it, by engine.
 ENGINES: dict[str, dict[str, Any]] = {
     BASE: {},
     "prompt lookup": {"scheduling": {"speculation": {"method": "PromptLookup"}}},
@@ -68,6 +60,11 @@ ENGINES: dict[str, dict[str, Any]] = {
     "2 steps in flight": {"scheduling": {"overlapDepth": 2}},
     "whole prompts": {"scheduling": {"prefillChunkTokens": 2048}, "slo": {"enforcement": "Observe"}},
 }
+
+
+def service(engine: str) -> ServiceSpec:
+    """What this engine serves."""
+    return demo_service("load", **{part: {**values, **ENGINES[engine].get(part, {})} for part, values in SPEC.items()})
 
 
 def repeated(seed: int) -> Iterator[str]:
@@ -115,14 +112,9 @@ async def under_load(loads: Sequence[Load], rounds: int, folder: Path) -> dict[s
     async with contextlib.AsyncExitStack() as up:
         pods: dict[str, LocalPod] = {}
         for name in dict.fromkeys(engine for load in loads for engine in load.engines):
-            service = yaml.safe_load(MANIFEST)
-            for part, values in ENGINES[name].items():
-                service["spec"][part] |= values
-            spec = parse(manifest.check(service, "techniques"))
-            # One step table for all that compute the same: what differs is what is compared.
-            pods[name] = await up.enter_async_context(LocalPod(spec, cache_dir=folder / "step-times"))
             print(f"  {name}: starting", flush=True)
-            await pods[name].wait_ready()
+            # One step table for all that compute the same: what differs is what is compared.
+            pods[name] = await up.enter_async_context(ready_pod(service(name), folder / "step-times"))
         for number, load in itertools.product(range(rounds + 1), loads):
             engines = load.engines if number % 2 else load.engines[::-1]
             for (at_once, requests), name in itertools.product(load.requests.items(), engines):

@@ -14,27 +14,19 @@ import time
 from dataclasses import dataclass, field
 
 import aiohttp
-import yaml
 
+from demo_pod import demo_service, ready_pod
 from experiments.findings import Findings
 from experiments.scene import Document
 from sluice_operator.bench.prompts import prompt
-from sluice_operator.local.pod import LocalPod
-from sluice_operator.resource import manifest
-from sluice_operator.resource.parsing import parse
 from sluice_sidecar.telemetry.measure import percentile
 
 TTFT_S, GAP_S, TARGET_PERCENT = 3.0, 0.5, 99
-MANIFEST = f"""
-apiVersion: sluice.dev/v1alpha1
-kind: InferenceService
-metadata: {{name: overload}}
-spec:
-  model: {{source: {{demo: {{name: smollm2-135m}}}}}}
-  slo: {{timeToFirstToken: {TTFT_S:g}s, referencePromptTokens: 512, interTokenLatency: {GAP_S * 1000:g}ms}}
-  cache: {{capacity: 256Mi}}
-  accelerator: {{count: 0}}
-"""
+SERVICE = demo_service(
+    "overload",
+    slo={"timeToFirstToken": f"{TTFT_S:g}s", "interTokenLatency": f"{GAP_S * 1000:g}ms"},
+    cache={"capacity": "256Mi"},
+)
 WORDS = (32, 128)
 MAX_TOKENS = 48
 CLIENTS = (16, 32, 64, 96, 128, 192)
@@ -167,20 +159,19 @@ async def run(*, quick: bool) -> Findings:
     findings = Findings()
     seconds = 12 if quick else 30
     timeout = aiohttp.ClientTimeout(total=None)
-    async with LocalPod(parse(manifest.check(yaml.safe_load(MANIFEST), "overload"))) as pod:
-        await pod.wait_ready(progress=lambda text: print(f"  {text}", flush=True))
-        async with (
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as through,
-            aiohttp.ClientSession(connector=aiohttp.UnixConnector(pod.engine_socket, limit=0), timeout=timeout) as past,
-        ):
-            gate, queue = Clients(through, pod.url, random.Random(1)), Clients(past, "http://engine", random.Random(1))
-            await gate.closed_loop(4, 10)
-            most = await _capacity(gate, seconds / 2)
-            findings.data["capacity_per_s"] = round(most, 2)
-            print(f"capacity: {most:.2f} good requests a second", flush=True)
-            for factor in (2.0,) if quick else (1.2, 2.0):
-                await _steady(findings, gate, queue, factor, most, seconds)
-            await _spike(findings, gate, queue, most, seconds)
+    async with (
+        ready_pod(SERVICE) as pod,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as through,
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(pod.engine_socket, limit=0), timeout=timeout) as past,
+    ):
+        gate, queue = Clients(through, pod.url, random.Random(1)), Clients(past, "http://engine", random.Random(1))
+        await gate.closed_loop(4, 10)
+        most = await _capacity(gate, seconds / 2)
+        findings.data["capacity_per_s"] = round(most, 2)
+        print(f"capacity: {most:.2f} good requests a second", flush=True)
+        for factor in (2.0,) if quick else (1.2, 2.0):
+            await _steady(findings, gate, queue, factor, most, seconds)
+        await _spike(findings, gate, queue, most, seconds)
     return findings
 
 
