@@ -1,6 +1,7 @@
 """What the gate adds to the time to first token: through it, and past it on the engine's own socket, in turn.
 
-One client, the demo model, a short prompt, warm. Pairs are interleaved, so that drift of the machine meets both alike.
+One client, the demo model, a short prompt, warm. Pairs are interleaved, so that drift of the machine meets both alike;
+nothing is cached of a prompt, or the second of a pair would find what the first has computed.
 Also reports the resident memory of gate and engine.
 """
 
@@ -18,7 +19,7 @@ from sluice_operator.bench import prompts
 from sluice_operator.bench.answers import Answer
 from sluice_operator.bench.clients import Asked, Clients
 
-SERVICE = demo_service("overhead", cache={"capacity": "256Mi"})
+SERVICE = demo_service("overhead", cache={"capacity": "256Mi", "prefixCaching": "Disabled"})
 
 
 def resident_mib(pid: int) -> float:
